@@ -1,0 +1,43 @@
+"""The errors Polysilicon raises for plugin and device trouble.
+
+Mistakes in a caller's arguments are plain `ValueError` and `TypeError`. Every message says what
+came, what was expected and what to do.
+"""
+
+from __future__ import annotations
+
+
+class PolysiliconError(Exception):
+    """Base of all errors of this package."""
+
+
+class RecordError(PolysiliconError, ValueError):
+    """A record that a hook returned does not hold together."""
+
+
+class PluginError(PolysiliconError):
+    """A plugin asked for by name cannot be used: incompatible, broken or disabled."""
+
+
+class DeviceError(PolysiliconError):
+    """A device is unknown, absent, or only forced (explain and compile work, running does not)."""
+
+
+class SelectionError(PolysiliconError):
+    """No kernel fits a problem, or two kernels tie; the text lists every candidate and its reason."""
+
+
+class KernelError(PolysiliconError):
+    """A kernel raised while it ran; names the kernel and the switch that turns it off."""
+
+
+class LoadError(PolysiliconError):
+    """A model's files are missing, damaged, or of a kind that is refused unless asked for."""
+
+
+class AdaptError(PolysiliconError):
+    """A model, or something attached to it, cannot be adapted or run by the engine."""
+
+
+class RequestError(PolysiliconError, ValueError):
+    """One request is wrong; the other requests of the engine are not affected."""

@@ -1,0 +1,61 @@
+"""What an op is: a schema, a reference, samples and a tolerance, from which every kernel is judged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One call of an op: keyword arguments and a name that says what is special about it."""
+
+    name: str
+    kwargs: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Op:
+    """The contract of one op.
+
+    Attributes:
+        name: as in `Kernel.op`.
+        schema: torch.library schema without the name, e.g.
+            `(Tensor x, Tensor? weight, float eps) -> Tensor`; argument names are the kernels'.
+        keys: fact names that a Problem of this op may state.
+        reference: same signature as the kernels; computes in float64 and returns float64.
+        samples: `(dtype, device) -> iterator of Sample`; deterministic, seeded.
+        reduction: sample kwargs → length of the longest sum, for the tolerance; 1 if elementwise.
+        mutates: names of the arguments that a kernel writes to (also marked in the schema).
+        source: paper, specification or documentation that defines the op.
+    """
+
+    name: str
+    schema: str
+    keys: frozenset[str]
+    reference: Callable[..., Any]
+    samples: Callable[[torch.dtype, torch.device], Iterator[Sample]]
+    reduction: Callable[[Mapping[str, Any]], int] = lambda kwargs: 1
+    mutates: tuple[str, ...] = ()
+    source: str = ""
+    dtypes: tuple[torch.dtype, ...] = field(
+        default=(torch.float32, torch.bfloat16, torch.float16)
+    )
+
+
+def tolerance(dtype: torch.dtype, reduction: int) -> tuple[float, float]:
+    """(rtol, atol) for outputs of scale one in `dtype` after sums of `reduction` terms.
+
+    Rounding of the result costs one unit in the last place; a sum of n terms accumulated in
+    float32 grows like sqrt(n) float32 units (Higham, Accuracy and Stability of Numerical
+    Algorithms, 4.2, the statistical bound). Four units leave room for two rounding steps.
+    """
+    unit = torch.finfo(dtype).eps
+    accumulate = torch.finfo(torch.float32).eps * max(1, reduction) ** 0.5
+    bound = 4 * max(unit, accumulate)
+    return bound, bound

@@ -1,0 +1,229 @@
+"""The records that cross the boundary between core and plugins.
+
+Frozen, keyword-only, self-validating, free of torch: a plugin's answers can be read and explained
+on a machine that has neither the chip nor torch. New fields always get a default, so that an old
+plugin keeps working.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
+
+from polysilicon.errors import RecordError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    Fact = str | int | float | bool | None
+    Supports = Callable[["Problem"], str | None]
+
+_NAME = re.compile(r"^[a-z0-9][a-z0-9_.:\-]*$")
+_TARGET = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+
+#: Names of the dtypes that formats and problems may use (torch's own spelling).
+DTYPES = frozenset(
+    "float64 float32 float16 bfloat16 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz "
+    "int64 int32 int16 int8 uint8 bool float4_e2m1fn_x2 float8_e8m0fnu".split()
+)
+
+
+def _check_name(kind: str, name: str) -> None:
+    if not isinstance(name, str) or not _NAME.match(name):
+        raise RecordError(
+            f"{kind} name {name!r} is not valid: use lower-case letters, digits and _ . : - "
+            "and start with a letter or digit"
+        )
+
+
+def _check_target(kind: str, name: str, target: str) -> None:
+    if not isinstance(target, str) or not _TARGET.match(target):
+        raise RecordError(f"{kind} {name!r} has target {target!r}: expected 'package.module:attribute'")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One chip that a plugin found on this machine, or that the user forced.
+
+    Attributes:
+        name: how users write it, e.g. `cpu`, `nvidia:h200`; unique on a machine.
+        kind: vendor part of the name, e.g. `nvidia`.
+        arch: architecture, e.g. `sm90`; kernels name it for a more specific match.
+        torch_device: torch device string, e.g. `cpu`, `cuda:0`.
+        present: False for a device that only `POLYSILICON_DEVICE` forced: it explains and
+            compiles, but refuses to run.
+        simulated: True where results come from a simulator; labelled so everywhere.
+        memory_bytes: device memory, None where unknown.
+        compile_default: whether the engine compiles on this device unless told otherwise.
+        compile_backend: torch.compile backend, or a lazy `module:attr` target.
+        token_buckets: token counts the engine pads to; empty means the engine's own choice.
+        graph_capture: whether the device can capture and replay graphs.
+        facts: anything else that kernels or reports want to know (cores, features …).
+    """
+
+    name: str
+    kind: str
+    arch: str = ""
+    torch_device: str = "cpu"
+    present: bool = True
+    simulated: bool = False
+    memory_bytes: int | None = None
+    compile_default: bool = True
+    compile_backend: str = "inductor"
+    token_buckets: tuple[int, ...] = ()
+    graph_capture: bool = False
+    facts: Mapping[str, Fact] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_name("device", self.name)
+        _check_name("device kind", self.kind)
+        if self.token_buckets and list(self.token_buckets) != sorted(set(self.token_buckets)):
+            raise RecordError(f"device {self.name!r}: token_buckets must rise strictly, got {self.token_buckets}")
+        object.__setattr__(self, "facts", MappingProxyType(dict(self.facts)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How a tensor of one role lies in device memory.
+
+    Attributes:
+        name: unique name, e.g. `plain`, `kv.blocks_heads_tokens`.
+        role: `linear_weight`, `expert_weight`, `kv_block`, `activation` or `embedding`.
+        dims: physical order of the logical dims, outermost first.
+        pack: lazy target `(logical tensor) -> physical tensor`; None when they are the same.
+        unpack: lazy target, the inverse of `pack`.
+        facts: sizes that the consumer needs, e.g. `{"block_size": 16}` for `kv_block`.
+    """
+
+    name: str
+    role: Literal["linear_weight", "expert_weight", "kv_block", "activation", "embedding"]
+    dims: tuple[str, ...] = ()
+    pack: str | None = None
+    unpack: str | None = None
+    facts: Mapping[str, Fact] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_name("layout", self.name)
+        if self.role not in ("linear_weight", "expert_weight", "kv_block", "activation", "embedding"):
+            raise RecordError(f"layout {self.name!r} has role {self.role!r}: see Layout for the five roles")
+        if (self.pack is None) != (self.unpack is None):
+            raise RecordError(f"layout {self.name!r} declares only one of pack and unpack: declare both or neither")
+        for target in filter(None, (self.pack, self.unpack)):
+            _check_target("layout", self.name, target)
+        object.__setattr__(self, "facts", MappingProxyType(dict(self.facts)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """How the numbers of one operand are stored (design 6); quantisation is data, not a flag.
+
+    Attributes:
+        dtype: storage dtype by torch's name. "fp8" alone is refused: e4m3fn and e4m3fnuz differ.
+        logical: `dense`, `scaled`, `mxfp4`, `int4` …
+        scale_dtype: dtype of the scales, None when there are none.
+        granularity: `tensor`, `channel`, `group:128`, `block:128x128`; None without scales.
+    """
+
+    dtype: str
+    logical: str = "dense"
+    scale_dtype: str | None = None
+    granularity: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            hint = "; write float8_e4m3fn or float8_e4m3fnuz" if "8" in self.dtype else ""
+            raise RecordError(f"format dtype {self.dtype!r} is unknown{hint}: one of {', '.join(sorted(DTYPES))}")
+        if (self.scale_dtype is None) != (self.granularity is None):
+            raise RecordError(f"format {self.dtype!r} declares only one of scale_dtype and granularity")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """The static facts of one use of an op: what a kernel is chosen for.
+
+    Attributes:
+        op: name of the op.
+        dtype: dtype of the activations by torch's name.
+        tokens: lowest and highest number of tokens of one call.
+        formats: role → Format for operands stored otherwise than densely in `dtype`.
+        facts: the op's own keys (hidden, head_size, window …); a key that the op does not
+            declare in `Op.keys` is an error when the problem is bound.
+    """
+
+    op: str
+    dtype: str
+    tokens: tuple[int, int] = (1, 1 << 20)
+    formats: Mapping[str, Format] = field(default_factory=dict)
+    facts: Mapping[str, Fact] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_name("op", self.op)
+        if self.dtype not in DTYPES:
+            raise RecordError(f"problem for {self.op!r} has dtype {self.dtype!r}: one of {', '.join(sorted(DTYPES))}")
+        low, high = self.tokens
+        if not 0 < low <= high:
+            raise RecordError(f"problem for {self.op!r} has tokens {self.tokens}: expected 0 < low <= high")
+        object.__setattr__(self, "facts", MappingProxyType(dict(self.facts)))
+        object.__setattr__(self, "formats", MappingProxyType(dict(self.formats)))
+
+    def fact(self, key: str, default: Fact = None) -> Fact:
+        """The value of one fact, `default` where the problem does not state it."""
+        return self.facts.get(key, default)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """One implementation of one op.
+
+    Attributes:
+        op: name of the op; the kernel's callable has that op's signature.
+        name: unique over all plugins, e.g. `rms_norm.torch`, `paged_attention.nvidia_tma`.
+        target: lazy `package.module:attribute` of the callable; imported when bound.
+        device: which devices it serves: `*` (any), a kind (`nvidia`) or kind:arch (`nvidia:sm90`);
+            the most specific wins before rank is looked at.
+        dtypes: activation dtypes it takes, by torch's names; empty means any.
+        supports: returns None when it can serve a problem, otherwise the reason why not.
+        rank: higher wins within the same specificity; a tie is an error.
+        form: `traceable` (plain PyTorch, the compiler sees through it) or `opaque` (bound as the
+            torch.library op `polysilicon::<op>__<kernel>`).
+        tokens: token counts in which measured evidence says that it wins; None means all.
+        deterministic: same input, same bits.
+        workspace_bytes: scratch memory that it allocates for the largest call, 0 for none.
+        fake: lazy target of the shape function; required for opaque kernels.
+        note: one line of evidence or a limit, shown by explain().
+    """
+
+    op: str
+    name: str
+    target: str
+    device: str = "*"
+    dtypes: frozenset[str] = frozenset()
+    supports: Supports | None = None
+    rank: int = 0
+    form: Literal["traceable", "opaque"] = "traceable"
+    tokens: tuple[int, int] | None = None
+    deterministic: bool = True
+    workspace_bytes: int = 0
+    fake: str | None = None
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        _check_name("op", self.op)
+        _check_name("kernel", self.name)
+        _check_target("kernel", self.name, self.target)
+        if self.device != "*":
+            _check_name("kernel device", self.device)
+        object.__setattr__(self, "dtypes", frozenset(self.dtypes))
+        unknown = self.dtypes - DTYPES
+        if unknown:
+            raise RecordError(f"kernel {self.name!r} has unknown dtypes {sorted(unknown)}: one of {', '.join(sorted(DTYPES))}")
+        if self.form not in ("traceable", "opaque"):
+            raise RecordError(f"kernel {self.name!r} has form {self.form!r}: expected 'traceable' or 'opaque'")
+        if self.form == "opaque" and self.fake is None:
+            raise RecordError(f"kernel {self.name!r} is opaque and has no fake: name a shape function 'module:attr'")
+        if self.fake is not None:
+            _check_target("kernel fake", self.name, self.fake)
+        if self.tokens is not None and not 0 < self.tokens[0] <= self.tokens[1]:
+            raise RecordError(f"kernel {self.name!r} has tokens {self.tokens}: expected 0 < low <= high")
