@@ -83,7 +83,16 @@ def types(session: nox.Session) -> None:
 @nox.session
 def core(session: nox.Session) -> None:
     """Core's tests and the repository's own: units, engine, real tokens, architectures."""
-    install(session, "-e", "core[models,plots]", "pytest", "pytest-timeout", "hypothesis", "peft", "accelerate")
+    install(
+        session,
+        "-e",
+        "core[models,plots]",
+        "pytest",
+        "pytest-timeout",
+        "hypothesis",
+        "peft",
+        "accelerate",
+    )
     install_models(session)
     session.run("pytest", *(session.posargs or ("core/tests", "tests")), env=ENV)
 
@@ -93,10 +102,16 @@ def wheels(session: nox.Session) -> None:
     """sdist → wheel → install → import, and the command line of the installed wheel."""
     install(session, "build[uv]")
     out = session.create_tmp()
-    session.run("python", "-m", "build", "--installer", "uv", "--outdir", out, "core", env=ENV, silent=True)
+    session.run(
+        "python", "-m", "build", "--installer", "uv", "--outdir", out, "core", env=ENV, silent=True
+    )
     wheel = max(Path(out).glob("polysilicon-*.whl"), key=lambda path: path.stat().st_mtime)
-    install(session, "--reinstall-package", "polysilicon", f"polysilicon @ {wheel.resolve().as_uri()}")
-    session.run("python", "-c", "import polysilicon; print('polysilicon', polysilicon.__version__)", env=ENV)
+    install(
+        session, "--reinstall-package", "polysilicon", f"polysilicon @ {wheel.resolve().as_uri()}"
+    )
+    session.run(
+        "python", "-c", "import polysilicon; print('polysilicon', polysilicon.__version__)", env=ENV
+    )
     session.run("polysilicon", "plugins", env=ENV)
     session.run("polysilicon", "explain", "rms_norm", env=ENV)
 

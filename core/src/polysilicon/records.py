@@ -40,7 +40,9 @@ def _check_name(kind: str, name: str) -> None:
 
 def _check_target(kind: str, name: str, target: str) -> None:
     if not isinstance(target, str) or not _TARGET.match(target):
-        raise RecordError(f"{kind} {name!r} has target {target!r}: expected 'package.module:attribute'")
+        raise RecordError(
+            f"{kind} {name!r} has target {target!r}: expected 'package.module:attribute'"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +82,9 @@ class Device:
         _check_name("device", self.name)
         _check_name("device kind", self.kind)
         if self.token_buckets and list(self.token_buckets) != sorted(set(self.token_buckets)):
-            raise RecordError(f"device {self.name!r}: token_buckets must rise strictly, got {self.token_buckets}")
+            raise RecordError(
+                f"device {self.name!r}: token_buckets must rise strictly, got {self.token_buckets}"
+            )
         object.__setattr__(self, "facts", MappingProxyType(dict(self.facts)))
 
 
@@ -106,10 +110,20 @@ class Layout:
 
     def __post_init__(self) -> None:
         _check_name("layout", self.name)
-        if self.role not in ("linear_weight", "expert_weight", "kv_block", "activation", "embedding"):
-            raise RecordError(f"layout {self.name!r} has role {self.role!r}: see Layout for the five roles")
+        if self.role not in (
+            "linear_weight",
+            "expert_weight",
+            "kv_block",
+            "activation",
+            "embedding",
+        ):
+            raise RecordError(
+                f"layout {self.name!r} has role {self.role!r}: see Layout for the five roles"
+            )
         if (self.pack is None) != (self.unpack is None):
-            raise RecordError(f"layout {self.name!r} declares only one of pack and unpack: declare both or neither")
+            raise RecordError(
+                f"layout {self.name!r} declares only one of pack and unpack: declare both or neither"
+            )
         for target in filter(None, (self.pack, self.unpack)):
             _check_target("layout", self.name, target)
         object.__setattr__(self, "facts", MappingProxyType(dict(self.facts)))
@@ -134,9 +148,13 @@ class Format:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             hint = "; write float8_e4m3fn or float8_e4m3fnuz" if "8" in self.dtype else ""
-            raise RecordError(f"format dtype {self.dtype!r} is unknown{hint}: one of {', '.join(sorted(DTYPES))}")
+            raise RecordError(
+                f"format dtype {self.dtype!r} is unknown{hint}: one of {', '.join(sorted(DTYPES))}"
+            )
         if (self.scale_dtype is None) != (self.granularity is None):
-            raise RecordError(f"format {self.dtype!r} declares only one of scale_dtype and granularity")
+            raise RecordError(
+                f"format {self.dtype!r} declares only one of scale_dtype and granularity"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,10 +179,14 @@ class Problem:
     def __post_init__(self) -> None:
         _check_name("op", self.op)
         if self.dtype not in DTYPES:
-            raise RecordError(f"problem for {self.op!r} has dtype {self.dtype!r}: one of {', '.join(sorted(DTYPES))}")
+            raise RecordError(
+                f"problem for {self.op!r} has dtype {self.dtype!r}: one of {', '.join(sorted(DTYPES))}"
+            )
         low, high = self.tokens
         if not 0 < low <= high:
-            raise RecordError(f"problem for {self.op!r} has tokens {self.tokens}: expected 0 < low <= high")
+            raise RecordError(
+                f"problem for {self.op!r} has tokens {self.tokens}: expected 0 < low <= high"
+            )
         object.__setattr__(self, "facts", MappingProxyType(dict(self.facts)))
         object.__setattr__(self, "formats", MappingProxyType(dict(self.formats)))
 
@@ -218,12 +240,20 @@ class Kernel:
         object.__setattr__(self, "dtypes", frozenset(self.dtypes))
         unknown = self.dtypes - DTYPES
         if unknown:
-            raise RecordError(f"kernel {self.name!r} has unknown dtypes {sorted(unknown)}: one of {', '.join(sorted(DTYPES))}")
+            raise RecordError(
+                f"kernel {self.name!r} has unknown dtypes {sorted(unknown)}: one of {', '.join(sorted(DTYPES))}"
+            )
         if self.form not in ("traceable", "opaque"):
-            raise RecordError(f"kernel {self.name!r} has form {self.form!r}: expected 'traceable' or 'opaque'")
+            raise RecordError(
+                f"kernel {self.name!r} has form {self.form!r}: expected 'traceable' or 'opaque'"
+            )
         if self.form == "opaque" and self.fake is None:
-            raise RecordError(f"kernel {self.name!r} is opaque and has no fake: name a shape function 'module:attr'")
+            raise RecordError(
+                f"kernel {self.name!r} is opaque and has no fake: name a shape function 'module:attr'"
+            )
         if self.fake is not None:
             _check_target("kernel fake", self.name, self.fake)
         if self.tokens is not None and not 0 < self.tokens[0] <= self.tokens[1]:
-            raise RecordError(f"kernel {self.name!r} has tokens {self.tokens}: expected 0 < low <= high")
+            raise RecordError(
+                f"kernel {self.name!r} has tokens {self.tokens}: expected 0 < low <= high"
+            )

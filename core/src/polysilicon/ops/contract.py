@@ -43,9 +43,7 @@ class Op:
     reduction: Callable[[Mapping[str, Any]], int] = lambda kwargs: 1
     mutates: tuple[str, ...] = ()
     source: str = ""
-    dtypes: tuple[torch.dtype, ...] = field(
-        default=(torch.float32, torch.bfloat16, torch.float16)
-    )
+    dtypes: tuple[torch.dtype, ...] = field(default=(torch.float32, torch.bfloat16, torch.float16))
 
 
 def tolerance(dtype: torch.dtype, reduction: int) -> tuple[float, float]:
