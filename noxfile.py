@@ -51,7 +51,7 @@ def find_links() -> str:
     return " ".join(sorted(folders))
 
 
-# An empty PYTHONDONTWRITEBYTECODE lets `import torch` be compiled once an environment, not once a process.
+# With PYTHONDONTWRITEBYTECODE set, `import torch` would be compiled in every process anew.
 ENV = {"PYTHONDONTWRITEBYTECODE": "", "UV_FIND_LINKS": find_links()}
 
 
@@ -126,7 +126,7 @@ def demo(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def coverage(session: nox.Session) -> None:
-    """Every causal-LM architecture of the installed Transformers through adapt(): about 4 minutes."""
+    """Every causal-LM architecture of the installed Transformers through adapt(), 4 minutes."""
     install(session, "-e", "core[models]", "pytest")
     session.run("polysilicon", "coverage", *session.posargs, env=ENV)
 

@@ -24,7 +24,7 @@ class DeviceError(PolysiliconError):
 
 
 class SelectionError(PolysiliconError):
-    """No kernel fits a problem, or two kernels tie; the text lists every candidate and its reason."""
+    """No kernel fits a problem, or two tie; the text lists every candidate and its reason."""
 
 
 class KernelError(PolysiliconError):

@@ -25,9 +25,14 @@ _TARGET = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 
 #: Names of the dtypes that formats and problems may use (torch's own spelling).
 DTYPES = frozenset(
-    "float64 float32 float16 bfloat16 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz "
-    "int64 int32 int16 int8 uint8 bool float4_e2m1fn_x2 float8_e8m0fnu".split()
+    {
+        *("float64", "float32", "float16", "bfloat16"),
+        *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"),
+        *("float8_e8m0fnu", "float4_e2m1fn_x2"),
+        *("int64", "int32", "int16", "int8", "uint8", "bool"),
+    }
 )
+_DTYPE_NAMES = ", ".join(sorted(DTYPES))
 
 
 def _check_name(kind: str, name: str) -> None:
@@ -122,7 +127,7 @@ class Layout:
             )
         if (self.pack is None) != (self.unpack is None):
             raise RecordError(
-                f"layout {self.name!r} declares only one of pack and unpack: declare both or neither"
+                f"layout {self.name!r} declares only one of pack and unpack: declare both or none"
             )
         for target in filter(None, (self.pack, self.unpack)):
             _check_target("layout", self.name, target)
@@ -149,7 +154,7 @@ class Format:
         if self.dtype not in DTYPES:
             hint = "; write float8_e4m3fn or float8_e4m3fnuz" if "8" in self.dtype else ""
             raise RecordError(
-                f"format dtype {self.dtype!r} is unknown{hint}: one of {', '.join(sorted(DTYPES))}"
+                f"format dtype {self.dtype!r} is unknown{hint}: one of {_DTYPE_NAMES}"
             )
         if (self.scale_dtype is None) != (self.granularity is None):
             raise RecordError(
@@ -180,7 +185,7 @@ class Problem:
         _check_name("op", self.op)
         if self.dtype not in DTYPES:
             raise RecordError(
-                f"problem for {self.op!r} has dtype {self.dtype!r}: one of {', '.join(sorted(DTYPES))}"
+                f"problem for {self.op!r} has dtype {self.dtype!r}: one of {_DTYPE_NAMES}"
             )
         low, high = self.tokens
         if not 0 < low <= high:
@@ -241,7 +246,7 @@ class Kernel:
         unknown = self.dtypes - DTYPES
         if unknown:
             raise RecordError(
-                f"kernel {self.name!r} has unknown dtypes {sorted(unknown)}: one of {', '.join(sorted(DTYPES))}"
+                f"kernel {self.name!r} has unknown dtypes {sorted(unknown)}: one of {_DTYPE_NAMES}"
             )
         if self.form not in ("traceable", "opaque"):
             raise RecordError(
@@ -249,7 +254,7 @@ class Kernel:
             )
         if self.form == "opaque" and self.fake is None:
             raise RecordError(
-                f"kernel {self.name!r} is opaque and has no fake: name a shape function 'module:attr'"
+                f"kernel {self.name!r} is opaque and has no fake: name a function 'module:attr'"
             )
         if self.fake is not None:
             _check_target("kernel fake", self.name, self.fake)

@@ -28,7 +28,8 @@ class Layer(nn.Module):
         """Sets the callable that serves `attribute`; called by `prepare()`, never per call."""
         if attribute not in self.problems():
             raise ValueError(
-                f"{type(self).__name__} has no op slot {attribute!r}: one of {', '.join(self.problems())}"
+                f"{type(self).__name__} has no op slot {attribute!r}: "
+                f"one of {', '.join(self.problems())}"
             )
         # A plain attribute, not a submodule or buffer: the compiler sees a constant function.
         object.__setattr__(self, attribute, kernel)

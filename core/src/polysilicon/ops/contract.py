@@ -1,4 +1,4 @@
-"""What an op is: a schema, a reference, samples and a tolerance, from which every kernel is judged."""
+"""What an op is: a schema, a reference, samples and a tolerance; every kernel is judged by it."""
 
 from __future__ import annotations
 
