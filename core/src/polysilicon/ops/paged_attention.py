@@ -1,0 +1,202 @@
+"""Attention of a batch of sequences over a paged cache: prefill, decode and mixtures in one call.
+
+T tokens of B sequences laid end to end, h query heads, hk key heads, d and dv head sizes. The last
+query of a sequence stands at its last cached position. Tokens past `query_starts[B]` are padding.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from polysilicon.ops.attention import KEYS, apply_sinks, attend
+from polysilicon.ops.contract import Op
+from polysilicon.ops.paged_plan import Rule, plan_for, slot_rows
+from polysilicon.ops.paged_samples import samples
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from torch import Tensor
+
+    from polysilicon.ops.paged_plan import Plan, Sequence
+
+
+def reference(
+    q: Tensor,  # [T, h, d]
+    k_cache: Tensor,  # [blocks, block_size, hk, d]
+    v_cache: Tensor,  # [blocks, block_size, hk, dv]
+    block_tables: Tensor,  # int32 [B, max_blocks]
+    query_starts: Tensor,  # int32 [B + 1], rising
+    kv_lengths: Tensor,  # int32 [B], this call's tokens included
+    scale: float,
+    window: int,  # 0: none, else keys j with i - window < j <= i
+    softcap: float,  # 0: none
+    sinks: Tensor | None,  # [h]
+    causal: bool,
+    max_query: int,  # upper bound of the queries of one sequence
+    max_kv: int,  # upper bound of kv_lengths
+) -> tuple[Tensor, Tensor]:  # [T, h, dv], [T, h]
+    """The definition in float64, one token at a time, one key at a time."""
+    (tokens, heads, _), (_, block_size, kv_heads, value_size) = q.shape, v_cache.shape
+    out = torch.zeros(tokens, heads, value_size, dtype=torch.float64, device=q.device)
+    lse = torch.full((tokens, heads), -math.inf, dtype=torch.float64, device=q.device)
+    bounds, lengths, tables = query_starts.tolist(), kv_lengths.tolist(), block_tables.tolist()
+    for row, length in enumerate(lengths):
+        first, last = bounds[row], bounds[row + 1]
+        for token in range(first, last):
+            position = length - (last - token)
+            keys, values = [], []
+            for j in range(length):
+                near = not window or abs(position - j) < window
+                if (causal and j > position) or not near:
+                    continue
+                block, offset = tables[row][j // block_size], j % block_size
+                keys.append(k_cache[block, offset].double())
+                values.append(v_cache[block, offset].double())
+            for head in range(heads):
+                group = head // (heads // kv_heads)
+                scores = [float(key[group] @ q[token, head].double()) * scale for key in keys]
+                if softcap:
+                    scores = [softcap * math.tanh(score / softcap) for score in scores]
+                sink = [] if sinks is None else [float(sinks[head])]
+                if not scores + sink:
+                    continue
+                top = max(scores + sink)
+                total = sum(math.exp(score - top) for score in scores + sink)
+                lse[token, head] = top + math.log(total)
+                for score, value in zip(scores, values, strict=True):
+                    out[token, head] += math.exp(score - top) / total * value[group]
+    return out, lse
+
+
+def torch_kernel(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    query_starts: Tensor,
+    kv_lengths: Tensor,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: Tensor | None,
+    causal: bool,
+    max_query: int,
+    max_kv: int,
+) -> tuple[Tensor, Tensor]:
+    """One fused attention call a sequence, on a view of the cache where its blocks are adjacent."""
+    plan = plan_for(block_tables, query_starts, kv_lengths, k_cache.shape, q.shape[0])
+    k_rows, v_rows = slot_rows(k_cache), slot_rows(v_cache)
+    rule = Rule(scale, window, softcap, causal)
+    if plan.single:
+        out, lse = _attend_sequence(q, k_rows, v_rows, plan, plan.sequences[0], rule)
+    else:
+        out = q.new_zeros(q.shape[0], q.shape[1], v_cache.shape[3])
+        lse = q.new_full(q.shape[:2], -math.inf, dtype=torch.float32)
+        for sequence in plan.sequences:
+            part = slice(sequence.first, sequence.last)
+            out[part], lse[part] = _attend_sequence(q[part], k_rows, v_rows, plan, sequence, rule)
+    if sinks is not None:
+        out, lse = apply_sinks(out, lse, sinks)
+        lse[plan.tokens :] = -math.inf
+    return out, lse
+
+
+#: Queries of one fused call that needs a mask: bounds the mask, and lets a window skip keys.
+_CHUNK = 512
+
+
+def _attend_sequence(
+    q: Tensor,  # [n, h, d]
+    k_rows: Tensor,  # [slots, hk, d]
+    v_rows: Tensor,
+    plan: Plan,
+    sequence: Sequence,
+    rule: Rule,
+) -> tuple[Tensor, Tensor]:  # [n, h, dv], [n, h]
+    queries = q.shape[0]
+    context = sequence.length - queries
+    # From-scratch prefill is the square triangle, which the fused kernel knows without a mask.
+    triangle = rule.causal and not context and not 0 < rule.window < queries
+    if queries <= _CHUNK or (triangle and not rule.softcap):
+        return _attend_chunk(q, k_rows, v_rows, plan, sequence, context, rule)
+    parts = [
+        _attend_chunk(part, k_rows, v_rows, plan, sequence, context + index * _CHUNK, rule)
+        for index, part in enumerate(torch.split(q, _CHUNK))
+    ]
+    return torch.cat([out for out, _ in parts]), torch.cat([lse for _, lse in parts])
+
+
+def _attend_chunk(
+    q: Tensor,
+    k_rows: Tensor,
+    v_rows: Tensor,
+    plan: Plan,
+    sequence: Sequence,
+    position: int,  # of the first query
+    rule: Rule,
+) -> tuple[Tensor, Tensor]:
+    queries, window = q.shape[0], rule.window
+    start = max(0, position - window + 1) if window else 0
+    stop = sequence.length
+    if rule.causal:
+        stop = position + queries
+    elif window:
+        stop = min(stop, position + queries - 1 + window)
+    keys = stop - start
+    # One query sees all that is left; a square that no window cuts is the triangle.
+    triangle = rule.causal and 1 < queries == keys and not 0 < window < keys
+    masked = not triangle and queries > 1 and (rule.causal or window > 0)
+    out, lse = attend(
+        q.transpose(0, 1)[None],
+        plan.read(k_rows, sequence, start, stop),
+        plan.read(v_rows, sequence, start, stop),
+        plan.mask(position - start, queries, keys, rule, q.device) if masked else None,
+        rule.scale,
+        triangle,
+        rule.softcap,
+    )
+    return out[0].transpose(0, 1), lse[0].transpose(0, 1)
+
+
+def paged_attention_fake(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    query_starts: Tensor,
+    kv_lengths: Tensor,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: Tensor | None,
+    causal: bool,
+    max_query: int,
+    max_kv: int,
+) -> tuple[Tensor, Tensor]:
+    """Shape function of every kernel of this op."""
+    out = q.new_empty(q.shape[0], q.shape[1], v_cache.shape[3])
+    return out, q.new_empty(q.shape[:2], dtype=torch.float32)
+
+
+def _reduction(kwargs: Mapping[str, Any]) -> int:
+    return max(int(kwargs["q"].shape[2]), max(kwargs["kv_lengths"].tolist(), default=0))
+
+
+OP = Op(
+    name="paged_attention",
+    schema=(
+        "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor query_starts, "
+        "Tensor kv_lengths, float scale, int window, float softcap, Tensor? sinks, bool causal, "
+        "SymInt max_query, SymInt max_kv) -> (Tensor, Tensor)"
+    ),
+    keys=KEYS | {"block_size"},
+    reference=reference,
+    samples=samples,
+    reduction=_reduction,
+    source="https://arxiv.org/abs/2309.06180",
+)

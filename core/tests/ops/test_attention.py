@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from polysilicon.ops import attention
+from polysilicon.ops.contract import Sample, tolerance
+
+CPU = torch.device("cpu")
+CASES = [
+    pytest.param(dtype, sample, id=f"{str(dtype)[6:]}-{sample.name}")
+    for dtype in attention.OP.dtypes
+    for sample in attention.OP.samples(dtype, CPU)
+]
+
+
+@pytest.mark.parametrize(("dtype", "sample"), CASES)
+def test_kernel_agrees_with_the_reference(dtype: torch.dtype, sample: Sample) -> None:
+    expected, expected_lse = attention.reference(**sample.kwargs)
+    out, lse = attention.torch_kernel(**sample.kwargs)
+    assert out.dtype == dtype
+    assert lse.dtype == torch.float32
+    reduction = attention.OP.reduction(sample.kwargs)
+    rtol, atol = tolerance(dtype, reduction)
+    torch.testing.assert_close(out.double(), expected, rtol=rtol, atol=atol)
+    # The fused CPU kernel's exponential for half types is good to 6e-5 (measured).
+    rtol, atol = tolerance(torch.float32, reduction) if dtype == torch.float32 else (1e-4, 1e-4)
+    torch.testing.assert_close(lse.double(), expected_lse, rtol=rtol, atol=atol)
