@@ -41,3 +41,7 @@ class AdaptError(PolysiliconError):
 
 class RequestError(PolysiliconError, ValueError):
     """One request is wrong; the other requests of the engine are not affected."""
+
+
+class PolysiliconWarning(UserWarning):
+    """Something was not used, or fell back; says what, why and what to do. Once per process."""

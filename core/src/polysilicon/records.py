@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from polysilicon.errors import RecordError
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     Fact = str | int | float | bool | None
     Supports = Callable[["Problem"], str | None]
+
+Record = TypeVar("Record")
 
 _NAME = re.compile(r"^[a-z0-9][a-z0-9_.:\-]*$")
 _TARGET = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
@@ -67,6 +69,8 @@ class Device:
         compile_backend: torch.compile backend, or a lazy `module:attr` target.
         token_buckets: token counts the engine pads to; empty means the engine's own choice.
         graph_capture: whether the device can capture and replay graphs.
+        activate: lazy target without arguments that `polysilicon.use()` calls once, before the
+            first tensor goes to the device; None where the device needs nothing.
         facts: anything else that kernels or reports want to know (cores, features …).
     """
 
@@ -81,11 +85,14 @@ class Device:
     compile_backend: str = "inductor"
     token_buckets: tuple[int, ...] = ()
     graph_capture: bool = False
+    activate: str | None = None
     facts: Mapping[str, Fact] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_name("device", self.name)
         _check_name("device kind", self.kind)
+        if self.activate is not None:
+            _check_target("device", self.name, self.activate)
         if self.token_buckets and list(self.token_buckets) != sorted(set(self.token_buckets)):
             raise RecordError(
                 f"device {self.name!r}: token_buckets must rise strictly, got {self.token_buckets}"
@@ -199,6 +206,12 @@ class Problem:
         """The value of one fact, `default` where the problem does not state it."""
         return self.facts.get(key, default)
 
+    @property
+    def key(self) -> str:
+        """A text that is equal for equal problems, for caches and fingerprints."""
+        formats = {role: str(stored) for role, stored in sorted(self.formats.items())}
+        return f"{self.op} {self.dtype} {self.tokens} {formats} {dict(sorted(self.facts.items()))}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
@@ -262,3 +275,23 @@ class Kernel:
             raise RecordError(
                 f"kernel {self.name!r} has tokens {self.tokens}: expected 0 < low <= high"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Which plugin, of which distribution, a record came from; stamped on by core."""
+
+    plugin: str
+    distribution: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provided(Generic[Record]):
+    """A record together with its origin."""
+
+    record: Record
+    origin: Origin

@@ -10,6 +10,8 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from polysilicon.records import Problem
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
@@ -17,6 +19,11 @@ class Sample:
 
     name: str
     kwargs: Mapping[str, Any]
+
+
+def rows(x: torch.Tensor) -> int:
+    """Number of tokens of `[..., width]`: all dims but the last."""
+    return x.numel() // x.shape[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +39,10 @@ class Op:
         samples: `(dtype, device) -> iterator of Sample`; deterministic, seeded.
         reduction: sample kwargs → length of the longest sum, for the tolerance; 1 if elementwise.
         mutates: names of the arguments that a kernel writes to (also marked in the schema).
+        tokens: first argument → number of tokens of the call; picks the kernel of a cut list, so
+            it must be traceable.
+        inputs: `(problem, tokens, dtype, device) -> keyword arguments` of one call with the
+            problem's shapes, for the proof before use; None where the samples must do.
         source: paper, specification or documentation that defines the op.
     """
 
@@ -42,6 +53,8 @@ class Op:
     samples: Callable[[torch.dtype, torch.device], Iterator[Sample]]
     reduction: Callable[[Mapping[str, Any]], int] = lambda kwargs: 1
     mutates: tuple[str, ...] = ()
+    tokens: Callable[[torch.Tensor], int] = rows
+    inputs: Callable[[Problem, int, torch.dtype, torch.device], Mapping[str, Any]] | None = None
     source: str = ""
     dtypes: tuple[torch.dtype, ...] = field(default=(torch.float32, torch.bfloat16, torch.float16))
 

@@ -1,0 +1,5 @@
+"""`python -m polysilicon`."""
+
+from polysilicon.cli import main
+
+main()

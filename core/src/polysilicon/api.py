@@ -1,0 +1,74 @@
+"""All that a plugin author imports; everything else in `polysilicon` is core's own business.
+
+A plugin is a distribution with an entry point in the group `polysilicon.plugins.v1` that names a
+module, and in that module functions marked with `hookimpl` that answer the hooks of
+`polysilicon.hookspecs` (docs/hooks.md). Importing this module imports no torch.
+
+Example:
+    ```python
+    from polysilicon.api import Device, hookimpl
+
+    @hookimpl
+    def polysilicon_devices():
+        return [Device(name="acme", kind="acme")]
+    ```
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+from polysilicon.errors import DeviceError, KernelError, PolysiliconError, RecordError
+from polysilicon.records import DTYPES, Device, Format, Kernel, Layout, Origin, Problem
+
+if TYPE_CHECKING:
+    from polysilicon.layouts import Tiled
+    from polysilicon.opaque import register_opaque
+    from polysilicon.ops.contract import Op, Sample, tolerance
+
+__all__ = [
+    "DTYPES",
+    "Device",
+    "DeviceError",
+    "Format",
+    "Kernel",
+    "KernelError",
+    "Layout",
+    "Op",
+    "Origin",
+    "PolysiliconError",
+    "Problem",
+    "RecordError",
+    "Sample",
+    "Tiled",
+    "forced_device",
+    "hookimpl",
+    "register_opaque",
+    "tolerance",
+]
+
+hookimpl = pluggy.HookimplMarker("polysilicon")
+
+#: Names that need torch, imported at first use.
+_LAZY = {
+    "Op": "polysilicon.ops.contract",
+    "Sample": "polysilicon.ops.contract",
+    "Tiled": "polysilicon.layouts",
+    "register_opaque": "polysilicon.opaque",
+    "tolerance": "polysilicon.ops.contract",
+}
+
+
+def forced_device() -> str | None:
+    """The device that `POLYSILICON_DEVICE` forces, e.g. `acme:a1`; None where it is not set."""
+    return os.environ.get("POLYSILICON_DEVICE") or None
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'polysilicon.api' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)

@@ -1,0 +1,119 @@
+"""Core's own plugin: the cpu device and all portable kernels, through the same hooks, last.
+
+The records are data; a kernel's module (and torch) is imported when the kernel is bound.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from polysilicon import ops
+from polysilicon.api import hookimpl
+from polysilicon.records import Device, Kernel, Layout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+#: Feature flags worth knowing for matmuls, as the operating system spells them.
+_FEATURES = (
+    "avx2",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx_bf16",
+    "amx_int8",
+    "asimd",
+    "sve",
+    "bf16",
+)
+
+
+@hookimpl
+def polysilicon_devices() -> Iterable[Device]:
+    """The processor of this machine."""
+    return [
+        Device(
+            name="cpu",
+            kind="cpu",
+            arch=_arch(),
+            torch_device="cpu",
+            memory_bytes=_memory_bytes(),
+            compile_default=False,
+            facts={"cores": len(os.sched_getaffinity(0)), "features": " ".join(_features())},
+        )
+    ]
+
+
+def _arch() -> str:
+    return platform.machine().lower().replace("amd64", "x86_64") or "unknown"
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):  # not known on this operating system
+        return None
+
+
+def _features() -> list[str]:
+    listing = Path("/proc/cpuinfo")
+    if not listing.exists():
+        return []
+    # "flags" on x86, "Features" on arm; the first processor speaks for all.
+    for line in listing.read_text(errors="replace").splitlines():
+        if line.startswith(("flags", "Features")):
+            found = set(line.partition(":")[2].split())
+            return [name for name in _FEATURES if name in found]
+    return []
+
+
+@hookimpl
+def polysilicon_layouts(device: Device) -> Iterable[Layout]:
+    """Plain tensors, on any device that has nothing better."""
+    del device
+    return [
+        Layout(name="plain", role="linear_weight", dims=("N", "K")),
+        Layout(name="plain.experts", role="expert_weight", dims=("E", "N", "K")),
+        Layout(name="plain.embedding", role="embedding", dims=("V", "H")),
+        Layout(name="plain.activation", role="activation", dims=("T", "H")),
+        Layout(
+            name="kv.blocks",
+            role="kv_block",
+            dims=("blocks", "heads", "tokens", "head_size"),
+            facts={"block_size": 16},
+        ),
+    ]
+
+
+def _portable(op: str) -> Kernel:
+    return Kernel(
+        op=op,
+        name=f"{op}.torch",
+        target=f"polysilicon.ops.{op}:torch_kernel",
+        note="portable PyTorch",
+    )
+
+
+#: Every portable kernel. A further form of an op is one more line.
+KERNELS: tuple[Kernel, ...] = (
+    *(_portable(op) for op in ops.NAMES),
+    Kernel(
+        op="linear",
+        name="linear.torch_skinny",
+        target="polysilicon.ops.linear:torch_skinny",
+        device="cpu",
+        rank=10,
+        tokens=(1, 16),
+        note="weight-first matmul: uses all cores where few tokens leave the usual one single-threaded",
+    ),
+)
+
+
+@hookimpl
+def polysilicon_kernels(device: Device) -> Iterable[Kernel]:
+    """The portable kernels; `Kernel.device` says where each of them serves."""
+    del device
+    return KERNELS

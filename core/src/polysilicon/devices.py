@@ -1,0 +1,133 @@
+"""Which device: the ones on this machine, the one in use, and the refusal to run on a forced one."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from polysilicon import selection
+from polysilicon.api import forced_device
+from polysilicon.errors import DeviceError
+from polysilicon.plugins import plugins, require
+
+if TYPE_CHECKING:
+    from polysilicon.records import Device
+    from polysilicon.selection import Table
+
+_in_use: Device | None = None
+_activated: set[str] = set()
+
+
+def devices() -> tuple[Device, ...]:
+    """The devices that the plugins found; core's cpu is the last.
+
+    Example:
+        >>> devices()[-1].name
+        'cpu'
+    """
+    return selection.current_table().devices
+
+
+def find(name: str, table: Table | None = None) -> Device:
+    """The device that `name` means: its name, its kind (`acme`) or kind and architecture (`acme:a1`).
+
+    Raises:
+        PluginError: the plugin of that name is installed, but not active.
+        DeviceError: no such device; lists those that there are.
+    """
+    known = (table or selection.current_table()).devices
+    for device in known:
+        if name in (device.name, device.kind, f"{device.kind}:{device.arch}"):
+            return device
+    kind = name.partition(":")[0]
+    if table is None and any(row.name == kind for row in plugins()):
+        require(kind)
+    names = [device.name for device in known]
+    close = difflib.get_close_matches(name, names)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    raise DeviceError(
+        f"there is no device {name!r} here{hint}: the devices are {', '.join(names)}; "
+        f"another chip needs its plugin (`polysilicon plugins` lists what is installed)"
+    )
+
+
+def use(name: str) -> Device:
+    """Makes a device the one that is meant where no other is named, and activates it.
+
+    Activation is what a device's toolchain needs before its first tensor; only this does it, an
+    import never.
+
+    Example:
+        >>> use("cpu").kind
+        'cpu'
+
+    Raises:
+        DeviceError: there is no such device, or it cannot be activated.
+        PluginError: the plugin of that name is installed, but not active.
+    """
+    global _in_use
+    device = find(name)
+    if device.activate is not None and device.name not in _activated and device.present:
+        _run(device, device.activate)
+        _activated.add(device.name)
+    _in_use = device
+    return device
+
+
+def _run(device: Device, target: str) -> None:
+    module, _, attribute = target.partition(":")
+    try:
+        getattr(importlib.import_module(module), attribute)()
+    except DeviceError:
+        raise
+    except Exception as error:
+        raise DeviceError(
+            f"device {device.name} could not be activated: {target} raised "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def current() -> Device:
+    """The device in use: of `use()`, else of `POLYSILICON_DEVICE`, else the first real one here."""
+    if _in_use is not None:
+        return _in_use
+    if forced := forced_device():
+        return find(forced)
+    return next(device for device in devices() if device.present and not device.simulated)
+
+
+def resolve(device: Device | str | None, table: Table | None = None) -> Device:
+    """A device record from what a caller may give: a record, a name, or None for the current one."""
+    if device is None:
+        return current()
+    return find(device, table) if isinstance(device, str) else device
+
+
+def require_runnable(device: Device) -> Device:
+    """The device again, if models can run on it.
+
+    Raises:
+        DeviceError: it is only forced by `POLYSILICON_DEVICE` and not on this machine.
+    """
+    if device.present:
+        return device
+    present = ", ".join(other.name for other in devices() if other.present)
+    raise DeviceError(
+        f"device {device.name} is forced and not on this machine: explain and compile work, running "
+        f"doesn't. Present are {present}; unset POLYSILICON_DEVICE or name one of them"
+    )
+
+
+def as_dict(device: Device) -> dict[str, Any]:
+    """A device as JSON data."""
+    return {
+        "name": device.name,
+        "kind": device.kind,
+        "arch": device.arch,
+        "torch_device": device.torch_device,
+        "present": device.present,
+        "simulated": device.simulated,
+        "memory_bytes": device.memory_bytes,
+        "facts": dict(device.facts),
+    }

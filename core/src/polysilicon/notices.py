@@ -1,0 +1,24 @@
+"""Tells the user once, in words, what was not used and why."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import TYPE_CHECKING
+
+from polysilicon.errors import PolysiliconWarning
+
+if TYPE_CHECKING:
+    from polysilicon.errors import PolysiliconError
+
+_told: set[str] = set()
+
+
+def notice(message: str, error: type[PolysiliconError]) -> None:
+    """Warns with `message`, once per process; under `POLYSILICON_STRICT=1` raises `error` instead."""
+    if os.environ.get("POLYSILICON_STRICT", "") not in ("", "0"):
+        raise error(message)
+    if message in _told:
+        return
+    _told.add(message)
+    warnings.warn(message, PolysiliconWarning, stacklevel=3)

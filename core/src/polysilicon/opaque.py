@@ -1,0 +1,77 @@
+"""Opaque kernels as torch.library ops: one op per kernel, `polysilicon::<op>__<kernel>`.
+
+Made with `Library.define` and `impl`, which cost a fraction of `custom_op` per call. Inference
+only: an op has no gradient, so a forward that would need one raises instead of losing it.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from polysilicon.errors import KernelError, SelectionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# torch.library ships without annotations for these.
+_library: Any = torch.library.Library("polysilicon", "FRAGMENT")  # type: ignore[no-untyped-call]
+_registered: dict[str, tuple[Callable[..., Any], Callable[..., Any], Any]] = {}
+
+
+def op_name(op: str, kernel: str) -> str:
+    """`rms_norm`, `rms_norm.acme_fast` → `rms_norm__acme_fast`."""
+    return f"{op}__{re.sub(r'[^A-Za-z0-9_]', '_', kernel.removeprefix(op + '.'))}"
+
+
+def register_opaque(
+    op: str, kernel: str, schema: str, function: Callable[..., Any], fake: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Defines `polysilicon::<op>__<kernel>` and returns its overload; the same again if it exists.
+
+    Args:
+        op: name of the op.
+        kernel: the kernel's name.
+        schema: torch.library schema without the name, e.g. `(Tensor x, float eps) -> Tensor`.
+        function: what computes it, on every device.
+        fake: what computes only the results' shapes and dtypes.
+
+    Raises:
+        SelectionError: another function has that name already; a compiled graph may hold it.
+    """
+    name = op_name(op, kernel)
+    if name in _registered:
+        known, known_fake, overload = _registered[name]
+        if (known, known_fake) != (function, fake):
+            raise SelectionError(
+                f"polysilicon::{name} is already defined by {known.__module__}.{known.__qualname__}, "
+                f"and {function.__module__}.{function.__qualname__} wants the name: rename the kernel"
+            )
+        return overload  # type: ignore[no-any-return]
+    _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _library.impl(name, _inference_only(function, name), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"polysilicon::{name}", _inference_only(fake, name), lib=_library)
+    overload = getattr(torch.ops.polysilicon, name).default
+    _registered[name] = (function, fake, overload)
+    return overload  # type: ignore[no-any-return]
+
+
+def _inference_only(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    # Checked here and not in an autograd kernel: that would be a second call through Python,
+    # this is one flag in inference. While tracing, the fake is what sees the gradient mode.
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled():
+            for value in (*args, *kwargs.values()):
+                if isinstance(value, torch.Tensor) and value.requires_grad:
+                    raise KernelError(
+                        f"polysilicon::{name} has no gradient and was called with a tensor that "
+                        "requires one: run under torch.inference_mode(), or adapt with "
+                        "POLYSILICON_DISABLE_KERNELS to train on traceable kernels"
+                    )
+        return function(*args, **kwargs)
+
+    return checked

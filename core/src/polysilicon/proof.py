@@ -1,0 +1,246 @@
+"""Proof before use: a plugin's kernel is compared with the portable one before it is bound.
+
+Right answers first, on the op's samples and on the problem's own shapes; then speed against the
+portable kernel. Wrong or slower means not used, with the measured number as the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import statistics
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from polysilicon import ops
+from polysilicon.calling import load_kernel
+from polysilicon.errors import PolysiliconError
+from polysilicon.notices import notice
+from polysilicon.ops.contract import Sample
+from polysilicon.ops.verify import as_results, copied, mismatch
+from polysilicon.plugins import CORE, core_version
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from polysilicon.ops.contract import Op
+    from polysilicon.records import Device, Kernel, Problem, Provided
+    from polysilicon.selection import Table
+
+    Call = Callable[..., Any]
+
+#: Token counts where single-bucket bugs were found in the field: one, odd, and one register tile.
+SMALL = (1, 3, 4)
+#: The large case of a bucket, where the bucket is higher than that.
+LARGE = 512
+#: Slower by this much in the median of interleaved rounds is beyond this method's noise.
+NOISE = 1.1
+ROUNDS = 9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What was found out about one kernel on one problem and token range."""
+
+    kernel: str
+    state: Literal["right", "wrong", "slower"]
+    reason: str = ""
+    ratio: float | None = None  # its time ÷ the portable kernel's, None where not timed
+
+
+class Proof:
+    """Judges plugin kernels for one device, and remembers, here and in the cache folder."""
+
+    def __init__(self, device: Device, table: Table) -> None:
+        self._device = device
+        self._table = table
+        self._file = cache_folder() / "proof-1.json"
+        self._known = _read(self._file)
+        self._asked: dict[str, Verdict] = {}
+
+    def told(self) -> list[str]:
+        """Every verdict of this run as text, for the fingerprint: what it decides, not its times."""
+        return sorted(
+            f"{key} {verdict.kernel} {verdict.state}" for key, verdict in self._asked.items()
+        )
+
+    def judge(
+        self, provided: Provided[Kernel], problem: Problem, tokens: tuple[int, int]
+    ) -> str | None:
+        """The reason not to use a kernel for these tokens; None where it may serve."""
+        if provided.origin.plugin == CORE or off():
+            return None
+        key = self._key(provided, problem, tokens)
+        if key not in self._asked:
+            self._asked[key] = self._agreed(key, provided, problem, tokens)
+        verdict = self._asked[key]
+        return verdict.reason if verdict.state != "right" else None
+
+    def _key(self, provided: Provided[Kernel], problem: Problem, tokens: tuple[int, int]) -> str:
+        kernel = provided.record
+        parts = (
+            f"{self._device!r}",
+            f"{self._device.facts.get('driver')} {torch.__version__} {_triton()} {core_version()}",
+            f"{provided.origin} {kernel.name} {kernel.target} {problem.key} {tokens}",
+        )
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
+
+    def _agreed(
+        self, key: str, provided: Provided[Kernel], problem: Problem, tokens: tuple[int, int]
+    ) -> Verdict:
+        """Rank 0 decides for all: ranks that bind different kernels would run different graphs."""
+        group = torch.distributed
+        many = group.is_available() and group.is_initialized() and group.get_world_size() > 1
+        if many and group.get_rank() != 0:
+            box: list[Verdict | None] = [None]
+            group.broadcast_object_list(box, src=0)
+            assert box[0] is not None
+            return box[0]
+        verdict = self._known.get(key) or self._prove(provided.record, problem, tokens)
+        if key not in self._known:
+            self._known[key] = verdict
+            _write(self._file, self._known)
+        if many:
+            group.broadcast_object_list([verdict], src=0)
+        return verdict
+
+    def _prove(self, kernel: Kernel, problem: Problem, tokens: tuple[int, int]) -> Verdict:
+        op = ops.get(problem.op)
+        candidate = load_kernel(kernel)
+        dtype = getattr(torch, problem.dtype)
+        target = torch.device(self._device.torch_device)
+        with torch.inference_mode():
+            for sample in _cases(op, problem, tokens, dtype, target):
+                found = _wrong(op, candidate, sample, dtype)
+                if found is not None:
+                    reason = f"refused by proof, wrong on {sample.name!r}: {found}"
+                    return Verdict(kernel=kernel.name, state="wrong", reason=reason)
+            portable = self._portable(problem)
+            if portable is None or op.inputs is None or not self._speed_counts():
+                return Verdict(kernel=kernel.name, state="right")
+            kwargs = op.inputs(problem, min(tokens[1], LARGE), dtype, target)
+            ratio = _time_ratio(candidate, portable, kwargs, self._device)
+        if ratio > NOISE:
+            reason = f"demoted by proof: {ratio:.2f}× the time of the portable kernel"
+            return Verdict(kernel=kernel.name, state="slower", reason=reason, ratio=ratio)
+        return Verdict(kernel=kernel.name, state="right", ratio=ratio)
+
+    def _speed_counts(self) -> bool:
+        # A simulator's clock says nothing about the chip, and neither does a forced device's.
+        return self._device.present and not self._device.simulated
+
+    def _portable(self, problem: Problem) -> Call | None:
+        for entry in self._table.kernels[self._device.name]:
+            kernel = entry.record
+            if entry.origin.plugin == CORE and kernel.op == problem.op and not kernel.tokens:
+                return load_kernel(kernel)
+        return None
+
+
+def off() -> bool:
+    """Whether `POLYSILICON_PROOF=off` skips the proof."""
+    value = os.environ.get("POLYSILICON_PROOF", "on")
+    if value not in ("on", "off"):
+        raise ValueError(f"POLYSILICON_PROOF is {value!r}: expected 'on' or 'off'")
+    return value == "off"
+
+
+def _cases(
+    op: Op, problem: Problem, tokens: tuple[int, int], dtype: torch.dtype, device: torch.device
+) -> Iterator[Sample]:
+    yield from op.samples(dtype, device)
+    if op.inputs is None:
+        return
+    low, high = tokens
+    for count in sorted({n for n in (low, *SMALL, min(high, LARGE)) if low <= n <= high}):
+        yield Sample(
+            name=f"{count} tokens of the model's shape",
+            kwargs=op.inputs(problem, count, dtype, device),
+        )
+
+
+def _wrong(op: Op, candidate: Call, sample: Sample, dtype: torch.dtype) -> str | None:
+    try:
+        return mismatch(op, candidate, sample, dtype)
+    except Exception as error:
+        return f"it raised {type(error).__name__}: {error}"
+
+
+def _time_ratio(candidate: Call, portable: Call, kwargs: Any, device: Device) -> float:
+    """Median over interleaved rounds of the candidate's time ÷ the portable kernel's."""
+    ratios = []
+    for _ in range(ROUNDS):
+        ours = _time(candidate, copied(kwargs), device)
+        theirs = _time(portable, copied(kwargs), device)
+        ratios.append(ours / theirs)
+    return statistics.median(ratios[2:])  # the first rounds warm caches and compile
+
+
+def _time(call: Call, kwargs: dict[str, Any], device: Device) -> float:
+    _synchronize(device)
+    begin = time.perf_counter()
+    results = as_results(call(**kwargs))
+    _synchronize(device)
+    del results
+    return time.perf_counter() - begin
+
+
+def _synchronize(device: Device) -> None:
+    if device.torch_device != "cpu":
+        torch.accelerator.synchronize(torch.device(device.torch_device))
+
+
+def _triton() -> str:
+    try:
+        return metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        return "none"
+
+
+# --- the cache ---------------------------------------------------------------------------------
+
+
+def cache_folder() -> Path:
+    """`POLYSILICON_CACHE_DIR`, or polysilicon's folder in the user's cache folder."""
+    if named := os.environ.get("POLYSILICON_CACHE_DIR"):
+        return Path(named)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "polysilicon"
+
+
+def _read(file: Path) -> dict[str, Verdict]:
+    try:
+        return {key: Verdict(**row) for key, row in json.loads(file.read_text()).items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        notice(
+            f"the verdict cache {file} cannot be read ({error}); it is built anew", PolysiliconError
+        )
+        return {}
+
+
+def _write(file: Path, verdicts: dict[str, Verdict]) -> None:
+    """Replaces the file in one step, with what other processes wrote meanwhile kept."""
+    merged = {**_read(file), **verdicts}
+    text = json.dumps({key: asdict(verdict) for key, verdict in sorted(merged.items())}, indent=1)
+    scratch = None
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle, scratch = tempfile.mkstemp(dir=file.parent, prefix=file.name)
+        with os.fdopen(handle, "w") as out:
+            out.write(text)
+        Path(scratch).replace(file)
+    except OSError as error:
+        notice(f"verdicts are not kept: cannot write {file} ({error})", PolysiliconError)
+        if scratch:
+            with contextlib.suppress(OSError):
+                Path(scratch).unlink()

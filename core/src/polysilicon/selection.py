@@ -1,0 +1,469 @@
+"""Chooses kernels: the frozen table of what there is, and `bind()`, once per problem, never per call.
+
+Precedence is declared: the most specific device, then rank, then an error that names both. Every
+kernel that isn't chosen has a reason, and an automatic choice that cannot be imported falls back
+with one warning; a kernel asked for by name fails instead.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import hashlib
+import inspect
+import itertools
+import os
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from polysilicon import ops
+from polysilicon.calling import callable_for, load_kernel, load_target
+from polysilicon.errors import KernelError, PolysiliconError, SelectionError
+from polysilicon.notices import notice
+from polysilicon.records import Device, Kernel, Layout, Problem, Provided
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from types import CodeType
+
+    from polysilicon.ops.contract import Op
+
+    #: Asked about a kernel that would be chosen: (kernel, problem, tokens) → reason against it.
+    Judge = Callable[[Provided[Kernel], Problem, tuple[int, int]], str | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Everything that can be chosen from, frozen; `layouts` and `kernels` are by device name."""
+
+    provided_devices: tuple[Provided[Device], ...]
+    layouts: Mapping[str, tuple[Provided[Layout], ...]]
+    kernels: Mapping[str, tuple[Provided[Kernel], ...]]
+    disabled: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layouts", MappingProxyType(dict(self.layouts)))
+        object.__setattr__(self, "kernels", MappingProxyType(dict(self.kernels)))
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        return tuple(provided.record for provided in self.provided_devices)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A hash that is equal for equal tables, whatever process asks."""
+        parts = [repr(provided) for provided in self.provided_devices]
+        for by_device in (self.layouts, self.kernels):
+            for device, entries in sorted(by_device.items()):
+                parts += [f"{device} {_stable(e.record)} {e.origin}" for e in entries]
+        parts += sorted(self.disabled)
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+    def layout(self, device: Device, role: str) -> Provided[Layout]:
+        """The layout of a role on a device: the first answer, core's plain one being the last."""
+        for provided in self.layouts[device.name]:
+            if provided.record.role == role:
+                return provided
+        raise SelectionError(
+            f"no layout for role {role!r} on {device.name}: see Layout for the roles"
+        )
+
+
+def _stable(record: Layout | Kernel) -> str:
+    """A record's text without addresses: `supports` is code, which the origin's version covers."""
+    shown = {
+        name: getattr(record, name) for name in record.__dataclass_fields__ if name != "supports"
+    }
+    if "dtypes" in shown:
+        shown["dtypes"] = sorted(shown["dtypes"])
+    return repr(shown)
+
+
+def build_table(
+    *,
+    devices: Iterable[Provided[Device]],
+    layouts: Mapping[str, Iterable[Provided[Layout]]],
+    kernels: Mapping[str, Iterable[Provided[Kernel]]],
+) -> Table:
+    """The table of these records, less what `POLYSILICON_DISABLE_KERNELS` names."""
+    table = Table(
+        provided_devices=tuple(devices),
+        layouts={device: tuple(entries) for device, entries in layouts.items()},
+        kernels={device: tuple(entries) for device, entries in kernels.items()},
+        disabled=frozenset(
+            filter(None, os.environ.get("POLYSILICON_DISABLE_KERNELS", "").split(","))
+        ),
+    )
+    names = {entry.record.name: entry for entries in table.kernels.values() for entry in entries}
+    for name in sorted(table.disabled - set(names)):
+        close = (
+            ", ".join(difflib.get_close_matches(name, names)) or "`polysilicon kernels` lists them"
+        )
+        notice(
+            f"POLYSILICON_DISABLE_KERNELS names {name!r}, and there is no such kernel. Close: {close}",
+            SelectionError,
+        )
+    for name, entry in names.items():
+        if entry.record.op not in ops.NAMES:
+            notice(
+                f"kernel {name} of {entry.origin} is for op {entry.record.op!r}, which this core does "
+                "not have; it is not used. `polysilicon kernels` lists the ops",
+                SelectionError,
+            )
+    return table
+
+
+@functools.cache
+def current_table() -> Table:
+    """The table of this process. `current_table.cache_clear()` builds it anew."""
+    from polysilicon.plugins import checked
+
+    found = checked()
+    return build_table(devices=found.devices, layouts=found.layouts, kernels=found.kernels)
+
+
+# --- choosing ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The kernel of one cut, imported."""
+
+    provided: Provided[Kernel]
+    reason: str
+    function: Callable[..., Any]
+
+    @property
+    def kernel(self) -> Kernel:
+        return self.provided.record
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One kernel of the op and what became of it: `chosen` holds token ranges, `reason` says why."""
+
+    provided: Provided[Kernel]
+    chosen: tuple[tuple[int, int], ...]
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Binding:
+    """What serves a problem on a device: call `fn`, it has the op's signature.
+
+    `cuts` holds (highest token count, choice), rising; most problems have one cut.
+    """
+
+    problem: Problem
+    device: Device
+    cuts: tuple[tuple[int, Choice], ...]
+    candidates: tuple[Candidate, ...]
+    fn: Callable[..., Any] = field(repr=False)
+
+
+@dataclass
+class _Round:
+    """The state of one choice: every candidate, with the reason against it once there is one."""
+
+    problem: Problem
+    device: Device
+    entries: list[Provided[Kernel]]
+    against: dict[str, str]
+    functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    chosen: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    why: dict[str, str] = field(default_factory=dict)
+
+    def fitting(self, tokens: tuple[int, int]) -> list[Provided[Kernel]]:
+        return [
+            entry
+            for entry in self.entries
+            if entry.record.name not in self.against and _within(tokens, entry.record.tokens)
+        ]
+
+
+def _within(inner: tuple[int, int], outer: tuple[int, int] | None) -> bool:
+    return outer is None or (outer[0] <= inner[0] and inner[1] <= outer[1])
+
+
+def specificity(kernel: Kernel, device: Device) -> int | None:
+    """How closely a kernel's `device` names this device; None where it is for another."""
+    forms = {"*": 0, device.kind: 1, f"{device.kind}:{device.arch}": 2, device.name: 3}
+    if kernel.device == device.kind == device.name:
+        return 1  # a device without a model name: `cpu` is a kind, and no closer than that
+    return forms.get(kernel.device)
+
+
+def _reason_against(kernel: Kernel, problem: Problem, device: Device, table: Table) -> str | None:
+    if kernel.name in table.disabled:
+        return "turned off by POLYSILICON_DISABLE_KERNELS"
+    if specificity(kernel, device) is None:
+        return f"is for {kernel.device}, this is {device.name}"
+    if kernel.dtypes and problem.dtype not in kernel.dtypes:
+        return f"takes {', '.join(sorted(kernel.dtypes))}, not {problem.dtype}"
+    low, high = kernel.tokens or problem.tokens
+    if high < problem.tokens[0] or low > problem.tokens[1]:
+        return f"serves {low}–{high} tokens, not {problem.tokens[0]}–{problem.tokens[1]}"
+    if kernel.supports is None:
+        return None
+    try:
+        return kernel.supports(problem)
+    except Exception as error:
+        return f"its supports() raised {type(error).__name__}: {error}"
+
+
+def _check_keys(op: Op, problem: Problem) -> None:
+    unknown = sorted(set(problem.facts) - op.keys)
+    if unknown:
+        raise ValueError(
+            f"{op.name} has no fact {', '.join(map(repr, unknown))}: its facts are "
+            f"{', '.join(sorted(op.keys)) or 'none'}"
+        )
+
+
+def _intervals(problem: Problem, kernels: Iterable[Kernel]) -> list[tuple[int, int]]:
+    """The problem's token range, cut wherever some kernel's range begins or ends."""
+    low, high = problem.tokens
+    edges = {low, high + 1}
+    for kernel in kernels:
+        if kernel.tokens is not None:
+            edges |= {
+                edge for edge in (kernel.tokens[0], kernel.tokens[1] + 1) if low < edge <= high
+            }
+    rising = sorted(edges)
+    return [(begin, end - 1) for begin, end in itertools.pairwise(rising)]
+
+
+def _best(state: _Round, tokens: tuple[int, int]) -> Provided[Kernel] | None:
+    fitting = state.fitting(tokens)
+    if not fitting:
+        return None
+
+    def order(entry: Provided[Kernel]) -> tuple[int, int]:
+        return (specificity(entry.record, state.device) or 0, entry.record.rank)
+
+    first = max(fitting, key=order)
+    ties = [entry for entry in fitting if order(entry) == order(first)]
+    if len(ties) > 1:
+        raise SelectionError(
+            f"two kernels tie for {state.problem.op} on {state.device.name} at {_span(tokens)} "
+            "tokens: "
+            + " and ".join(f"{e.record.name} ({e.origin}, rank {e.record.rank})" for e in ties)
+            + f"; turn one off with POLYSILICON_DISABLE_KERNELS={ties[-1].record.name}, "
+            "or give them different ranks"
+        )
+    return first
+
+
+def _span(tokens: tuple[int, int]) -> str:
+    low, high = tokens
+    return f"{low}" if low == high else f"{low}–{high}" if high < 1 << 20 else f"≥{low}"
+
+
+def _choose(
+    state: _Round, tokens: tuple[int, int], judge: Judge | None, by_name: str | None
+) -> Provided[Kernel] | None:
+    """The best kernel for these tokens that imports and that the judge has nothing against."""
+    while entry := _best(state, tokens):
+        name = entry.record.name
+        reason = None
+        try:
+            if name not in state.functions:
+                state.functions[name] = load_kernel(entry.record)
+        except Exception as error:
+            if by_name:
+                raise SelectionError(f"kernel {name} could not be imported: {error}") from error
+            reason = f"could not be imported: {type(error).__name__}: {error}"
+            notice(
+                f"kernel {name} of {entry.origin} {reason}. The next best kernel serves "
+                f"{state.problem.op}; POLYSILICON_DISABLE_KERNELS={name} hides this",
+                SelectionError,
+            )
+        if reason is None and judge is not None:
+            reason = judge(entry, state.problem, tokens)
+            if reason and by_name:
+                raise SelectionError(f"kernel {name} was asked for by name and {reason}")
+        if reason is None:
+            return entry
+        state.against[name] = reason
+        # Earlier cuts may hold it: what is wrong in one bucket is not trusted in another.
+        state.chosen.pop(name, None)
+    return None
+
+
+def candidates(problem: Problem, device: Device, table: Table, kernel: str | None = None) -> _Round:
+    """Every kernel of the problem's op with the reason against it, before anything is imported."""
+    _check_keys(ops.get(problem.op), problem)
+    entries = [entry for entry in table.kernels[device.name] if entry.record.op == problem.op]
+    against = {}
+    for entry in entries:
+        reason = _reason_against(entry.record, problem, device, table)
+        if reason is None and kernel is not None and entry.record.name != kernel:
+            reason = f"{kernel} was asked for by name"
+        if reason is not None:
+            against[entry.record.name] = reason
+    return _Round(problem, device, entries, against)
+
+
+def settle(
+    state: _Round, judge: Judge | None = None, by_name: str | None = None
+) -> list[tuple[tuple[int, int], Provided[Kernel] | None]]:
+    """Chooses for every token interval; None where nothing is left."""
+    while True:
+        before = len(state.against)
+        state.chosen.clear()
+        fits = [e.record for e in state.entries if e.record.name not in state.against]
+        cuts: list[tuple[tuple[int, int], Provided[Kernel] | None]] = []
+        for tokens in _intervals(state.problem, fits):
+            entry = _choose(state, tokens, judge, by_name)
+            if entry is not None:
+                state.chosen.setdefault(entry.record.name, []).append(tokens)
+                state.why[entry.record.name] = _reason_for(state, entry, tokens)
+            if cuts and cuts[-1][1] is entry:
+                cuts[-1] = ((cuts[-1][0][0], tokens[1]), entry)
+            else:
+                cuts.append((tokens, entry))
+        if len(state.against) == before:  # nothing was refused on the way: every cut stands
+            return cuts
+
+
+def _reason_for(state: _Round, entry: Provided[Kernel], tokens: tuple[int, int]) -> str:
+    kernel = entry.record
+    rivals = [e.record for e in state.fitting(tokens) if e is not entry]
+    note = f": {kernel.note}" if kernel.note else ""
+    if not rivals:
+        return f"the only one that fits{note}"
+    own = specificity(kernel, state.device) or 0
+    if all((specificity(rival, state.device) or 0) < own for rival in rivals):
+        return f"most specific device ({kernel.device}){note}"
+    return f"highest rank ({kernel.rank}){note}"
+
+
+def outcome(state: _Round) -> tuple[Candidate, ...]:
+    """All candidates with their reasons, the chosen ones first."""
+    found = []
+    for entry in state.entries:
+        name = entry.record.name
+        spans = tuple(_merged(state.chosen.get(name, [])))
+        reason = state.against.get(name)
+        if reason is None:
+            reason = state.why[name] if spans else "fits; another is more specific or ranks higher"
+        found.append(Candidate(provided=entry, chosen=spans, reason=reason))
+    return tuple(sorted(found, key=lambda c: (not c.chosen, c.chosen[:1], c.provided.record.name)))
+
+
+def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for low, high in spans:
+        if merged and merged[-1][1] + 1 == low:
+            merged[-1] = (merged[-1][0], high)
+        else:
+            merged.append((low, high))
+    return merged
+
+
+def bind(
+    problem: Problem,
+    *,
+    device: Device | str | None = None,
+    table: Table | None = None,
+    kernel: str | None = None,
+    judge: Judge | None = None,
+) -> Binding:
+    """Chooses the kernel, or the kernels by token count, for a problem, and imports them.
+
+    Args:
+        problem: what is asked for.
+        device: a record or a name; None means the current device.
+        table: where to choose from; None means this process's table.
+        kernel: ask for this kernel by name: it serves, or it fails; nothing falls back.
+        judge: asked about each kernel that would be chosen; a text refuses it (the proof).
+
+    Raises:
+        ValueError: the problem states a fact that its op does not have.
+        SelectionError: nothing fits, two kernels tie, or the kernel asked for can't serve.
+    """
+    from polysilicon.devices import resolve
+
+    found = resolve(device, table)
+    table = table or current_table()
+    state = candidates(problem, found, table, kernel)
+    _check_asked(kernel, state)
+    cuts = settle(state, judge, kernel)
+    missing = [tokens for tokens, entry in cuts if entry is None]
+    if missing:
+        from polysilicon.explaining import nothing_fits
+
+        raise SelectionError(nothing_fits(problem, found, outcome(state), missing))
+    choices = tuple(
+        (
+            tokens[1],
+            Choice(
+                provided=entry,
+                reason=state.why[entry.record.name],
+                function=state.functions[entry.record.name],
+            ),
+        )
+        for tokens, entry in cuts
+        if entry is not None
+    )
+    return Binding(
+        problem=problem,
+        device=found,
+        cuts=choices,
+        candidates=outcome(state),
+        fn=callable_for(
+            ops.get(problem.op), [(highest, c.kernel, c.function) for highest, c in choices]
+        ),
+    )
+
+
+def _check_asked(kernel: str | None, state: _Round) -> None:
+    if kernel is None:
+        return
+    names = [entry.record.name for entry in state.entries]
+    if kernel not in names:
+        raise SelectionError(
+            f"there is no kernel {kernel!r} for {state.problem.op}: there are "
+            f"{', '.join(names) or 'none'}"
+        )
+    if kernel in state.against:
+        raise SelectionError(
+            f"kernel {kernel} can't serve {state.problem.op}: {state.against[kernel]}"
+        )
+
+
+# --- blame -------------------------------------------------------------------------------------
+
+
+def kernel_failed(error: BaseException, bindings: Iterable[Binding]) -> KernelError | None:
+    """The error to raise where a bound kernel raised `error`; None where no kernel is in its trace.
+
+    The engine's runner wraps a model's forward with it: nothing per call, no lookup until
+    something has failed.
+    """
+    if isinstance(error, PolysiliconError):
+        return None
+    owners: dict[CodeType, tuple[Provided[Kernel], Device]] = {}
+    for binding in bindings:
+        for _, choice in binding.cuts:
+            code = _code(load_target(choice.kernel.target))
+            if code is not None:
+                owners[code] = (choice.provided, binding.device)
+    trace, found = error.__traceback__, None
+    while trace is not None:
+        found = owners.get(trace.tb_frame.f_code, found)
+        trace = trace.tb_next
+    if found is None:
+        return None
+    provided, device = found
+    name = provided.record.name
+    return KernelError(
+        f"kernel {name} ({provided.origin}) raised on {device.name}: {type(error).__name__}: "
+        f"{error}. To run without it: POLYSILICON_DISABLE_KERNELS={name}"
+    )
+
+
+def _code(function: Callable[..., Any]) -> CodeType | None:
+    plain = inspect.unwrap(function)
+    return plain.__code__ if inspect.isfunction(plain) else None
