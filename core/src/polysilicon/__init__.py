@@ -63,9 +63,10 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """The import system binds every submodule as an attribute of its package. `polysilicon.plugins`,
-    `.prepare`, `.devices` and `.adapt` are public functions, so a module of that name doesn't take
-    their place."""
+    """Keeps the public functions `plugins`, `prepare`, `devices` and `adapt` in their place.
+
+    The import system binds every submodule as an attribute of its package, these names included.
+    """
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (name in _HOME and isinstance(value, ModuleType)):

@@ -100,14 +100,17 @@ def _portable(op: str) -> Kernel:
 #: Every portable kernel. A further form of an op is one more line.
 KERNELS: tuple[Kernel, ...] = (
     *(_portable(op) for op in ops.NAMES),
-    Kernel(
-        op="linear",
-        name="linear.torch_skinny",
-        target="polysilicon.ops.linear:torch_skinny",
-        device="cpu",
-        rank=10,
-        tokens=(1, 16),
-        note="weight-first matmul: uses all cores where few tokens leave the usual one single-threaded",
+    *(
+        Kernel(
+            op=op,
+            name=f"{op}.torch_skinny",
+            target=f"polysilicon.ops.{op}:torch_skinny_kernel",
+            device="cpu",
+            rank=10,
+            tokens=(1, 16),
+            note="weight-first matmul: all cores read the weight, where few tokens would use one",
+        )
+        for op in ("linear", "lm_head")
     ),
 )
 

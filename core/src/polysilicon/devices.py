@@ -1,4 +1,4 @@
-"""Which device: the ones on this machine, the one in use, and the refusal to run on a forced one."""
+"""Which device: the ones on this machine, the one in use, and no running on a forced one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def devices() -> tuple[Device, ...]:
 
 
 def find(name: str, table: Table | None = None) -> Device:
-    """The device that `name` means: its name, its kind (`acme`) or kind and architecture (`acme:a1`).
+    """The device that `name` means: its name, kind (`acme`) or kind and arch (`acme:a1`).
 
     Raises:
         PluginError: the plugin of that name is installed, but not active.
@@ -98,7 +98,7 @@ def current() -> Device:
 
 
 def resolve(device: Device | str | None, table: Table | None = None) -> Device:
-    """A device record from what a caller may give: a record, a name, or None for the current one."""
+    """A device record from what callers give: a record, a name, or None (the current)."""
     if device is None:
         return current()
     return find(device, table) if isinstance(device, str) else device
@@ -114,8 +114,8 @@ def require_runnable(device: Device) -> Device:
         return device
     present = ", ".join(other.name for other in devices() if other.present)
     raise DeviceError(
-        f"device {device.name} is forced and not on this machine: explain and compile work, running "
-        f"doesn't. Present are {present}; unset POLYSILICON_DEVICE or name one of them"
+        f"device {device.name} is forced and not on this machine: explain and compile work, "
+        f"running doesn't. Present are {present}; unset POLYSILICON_DEVICE or name one of them"
     )
 
 

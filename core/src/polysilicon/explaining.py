@@ -52,7 +52,7 @@ def explain(
     dtype: str = "float32",
     facts: Mapping[str, Fact] | None = None,
 ) -> Explanation:
-    """Every kernel that could serve an op (or exactly this problem) on a device, and why or why not.
+    """Every kernel that could serve an op, or exactly this problem, and why or why not.
 
     Example:
         >>> explain("rms_norm", device="cpu").candidates[0].provided.record.name

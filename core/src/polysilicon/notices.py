@@ -15,7 +15,7 @@ _told: set[str] = set()
 
 
 def notice(message: str, error: type[PolysiliconError]) -> None:
-    """Warns with `message`, once per process; under `POLYSILICON_STRICT=1` raises `error` instead."""
+    """Warns once per process; under `POLYSILICON_STRICT=1` raises `error` instead."""
     if os.environ.get("POLYSILICON_STRICT", "") not in ("", "0"):
         raise error(message)
     if message in _told:

@@ -47,8 +47,8 @@ def register_opaque(
         known, known_fake, overload = _registered[name]
         if (known, known_fake) != (function, fake):
             raise SelectionError(
-                f"polysilicon::{name} is already defined by {known.__module__}.{known.__qualname__}, "
-                f"and {function.__module__}.{function.__qualname__} wants the name: rename the kernel"
+                f"polysilicon::{name} is already defined by {_place(known)}, and "
+                f"{_place(function)} wants the name: rename the kernel"
             )
         return overload  # type: ignore[no-any-return]
     _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -57,6 +57,10 @@ def register_opaque(
     overload = getattr(torch.ops.polysilicon, name).default
     _registered[name] = (function, fake, overload)
     return overload  # type: ignore[no-any-return]
+
+
+def _place(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
 
 
 def _inference_only(function: Callable[..., Any], name: str) -> Callable[..., Any]:

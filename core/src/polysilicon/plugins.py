@@ -168,8 +168,8 @@ def _negotiate(plugin: _Plugin) -> None:
             raise _Refused(
                 "incompatible",
                 f"it needs polysilicon{wanted.specifier}, but polysilicon {installed} is installed",
-                f"pip install 'polysilicon{wanted.specifier}', or install a {row.distribution} that "
-                f"supports polysilicon {release.major}.{release.minor}: "
+                f"pip install 'polysilicon{wanted.specifier}', or install a "
+                f"{row.distribution} that supports polysilicon {release.major}.{release.minor}: "
                 f"pip install '{row.distribution}!={row.version}'",
             )
 
@@ -230,7 +230,7 @@ def _load(manager: pluggy.PluginManager, plugin: _Plugin) -> None:
                 manager.unregister(name=row.name)
                 raise _Refused(
                     "broken",
-                    f"{caller.name} is a wrapper: hooks that answer with records may not be wrapped",
+                    f"{caller.name} is a wrapper: hooks that answer with records can't be",
                     report,
                 )
 

@@ -131,8 +131,8 @@ def _refuse_meta(model: nn.Module) -> None:
         for name, tensor in tensors:
             if tensor.is_meta:
                 raise ValueError(
-                    f"{kind} {name} is on the meta device: prepare() chooses kernels for real tensors; "
-                    "load the weights first"
+                    f"{kind} {name} is on the meta device: prepare() chooses kernels for real "
+                    "tensors; load the weights first"
                 )
 
 

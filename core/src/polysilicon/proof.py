@@ -67,7 +67,7 @@ class Proof:
         self._asked: dict[str, Verdict] = {}
 
     def told(self) -> list[str]:
-        """Every verdict of this run as text, for the fingerprint: what it decides, not its times."""
+        """Every verdict of this run as text, for the fingerprint: states, not times."""
         return sorted(
             f"{key} {verdict.kernel} {verdict.state}" for key, verdict in self._asked.items()
         )

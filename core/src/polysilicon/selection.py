@@ -1,4 +1,4 @@
-"""Chooses kernels: the frozen table of what there is, and `bind()`, once per problem, never per call.
+"""Chooses kernels: the frozen table of what there is, and `bind()`, once per problem.
 
 Precedence is declared: the most specific device, then rank, then an error that names both. Every
 kernel that isn't chosen has a reason, and an automatic choice that cannot be imported falls back
@@ -21,13 +21,13 @@ from polysilicon import ops
 from polysilicon.calling import callable_for, load_kernel, load_target
 from polysilicon.errors import KernelError, PolysiliconError, SelectionError
 from polysilicon.notices import notice
-from polysilicon.records import Device, Kernel, Layout, Problem, Provided
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import CodeType
 
     from polysilicon.ops.contract import Op
+    from polysilicon.records import Device, Kernel, Layout, Problem, Provided
 
     #: Asked about a kernel that would be chosen: (kernel, problem, tokens) → reason against it.
     Judge = Callable[[Provided[Kernel], Problem, tuple[int, int]], str | None]
@@ -101,14 +101,15 @@ def build_table(
             ", ".join(difflib.get_close_matches(name, names)) or "`polysilicon kernels` lists them"
         )
         notice(
-            f"POLYSILICON_DISABLE_KERNELS names {name!r}, and there is no such kernel. Close: {close}",
+            f"POLYSILICON_DISABLE_KERNELS names {name!r}, and there is no such kernel. "
+            f"Close: {close}",
             SelectionError,
         )
     for name, entry in names.items():
         if entry.record.op not in ops.NAMES:
             notice(
-                f"kernel {name} of {entry.origin} is for op {entry.record.op!r}, which this core does "
-                "not have; it is not used. `polysilicon kernels` lists the ops",
+                f"kernel {name} of {entry.origin} is for op {entry.record.op!r}, which this core "
+                "does not have; it is not used. `polysilicon kernels` lists the ops",
                 SelectionError,
             )
     return table
@@ -141,7 +142,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One kernel of the op and what became of it: `chosen` holds token ranges, `reason` says why."""
+    """One kernel of the op: the token ranges for which it was `chosen`, and why or why not."""
 
     provided: Provided[Kernel]
     chosen: tuple[tuple[int, int], ...]
