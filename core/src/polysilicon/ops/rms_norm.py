@@ -1,0 +1,73 @@
+"""rms_norm: root-mean-square norm of the last dim (Zhang and Sennrich, arXiv:1910.07467)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from polysilicon.ops.contract import Op, Sample
+from polysilicon.ops.samples import FORMS, MAGNITUDES, TOKENS, Source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+def reference(x: Tensor, weight: Tensor | None, eps: float, offset: float = 0.0) -> Tensor:
+    """x / rms(x) · (weight + offset) in float64; `offset` 1 is Gemma's form."""
+    wide = x.double()
+    normed = wide / ((wide**2).mean(-1, keepdim=True) + eps).sqrt()
+    return normed if weight is None else normed * (weight.double() + offset)
+
+
+def torch_kernel(
+    x: Tensor,  # [..., hidden]
+    weight: Tensor | None,  # [hidden]
+    eps: float,
+    offset: float = 0.0,
+) -> Tensor:
+    """rms_norm with float32 sums, rounded once to the dtype of `x`."""
+    wide = x.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if weight is not None:
+        normed = normed * (weight.float() + offset if offset else weight)
+    return normed.to(x.dtype)
+
+
+def _samples(dtype: torch.dtype, device: torch.device) -> Iterator[Sample]:
+    source = Source(dtype, device)
+    for tokens in TOKENS:
+        x, weight = source.normal(tokens, 64), source.normal(64, magnitude=0.1, mean=1.0)
+        yield Sample(name=f"tokens {tokens}", kwargs={"x": x, "weight": weight, "eps": 1e-6})
+    for hidden in (1, 31, 576, 4099):
+        x, weight = source.normal(3, hidden), source.normal(hidden)
+        yield Sample(name=f"hidden {hidden}", kwargs={"x": x, "weight": weight, "eps": 1e-5})
+    weight = source.normal(127)
+    for magnitude in MAGNITUDES:
+        x = source.normal(2, 5, 127, magnitude=magnitude)
+        yield Sample(name=f"magnitude {magnitude}", kwargs={"x": x, "weight": weight, "eps": 1e-6})
+    for name, form in FORMS.items():
+        x = form(source.normal(5, 127))
+        yield Sample(name=name, kwargs={"x": x, "weight": weight, "eps": 1e-6})
+    x = source.normal(2, 3, 4, 127)
+    yield Sample(name="no weight", kwargs={"x": x, "weight": None, "eps": 1e-6})
+    yield Sample(
+        name="offset 1", kwargs={"x": x, "weight": 0.1 * weight, "eps": 1e-6, "offset": 1.0}
+    )
+    yield Sample(name="zeros", kwargs={"x": 0 * x, "weight": weight, "eps": 1e-6})
+
+
+def _reduction(kwargs: Mapping[str, Any]) -> int:
+    return int(kwargs["x"].shape[-1])
+
+
+OP = Op(
+    name="rms_norm",
+    schema="(Tensor x, Tensor? weight, float eps, float offset=0.0) -> Tensor",
+    keys=frozenset({"hidden", "eps", "offset", "weight"}),
+    reference=reference,
+    samples=_samples,
+    reduction=_reduction,
+    source="https://arxiv.org/abs/1910.07467",
+)
