@@ -52,6 +52,7 @@ def call(layer: Layer, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", LAYERS)
 def test_layer_compiles_and_equals_itself(name: str) -> None:
     layer = LAYERS[name]()
+    torch.compiler.reset()
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
         torch.testing.assert_close(compiled(layer, X), call(layer, X))

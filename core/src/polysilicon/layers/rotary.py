@@ -87,7 +87,7 @@ class RotaryEmbedding(Layer):
         self.register_buffer(name, value, persistent=False)
 
     def problems(self) -> dict[str, Problem]:
-        facts = {
+        facts: dict[str, str | int | float | bool | None] = {
             "rotary": 2 * self.inv_freq.shape[0],
             "scaling": self.scaling,
             "sections": ",".join(map(str, self.sections)),
@@ -115,12 +115,14 @@ class RotaryEmbedding(Layer):
         return cos, sin
 
     def _frequencies_for(self, position_ids: Tensor) -> Tensor:
-        if (self.dynamic is None and self.long_inv_freq is None) or not position_ids.numel():
+        if not position_ids.numel():
             return self.inv_freq
-        length = position_ids.max() + 1
         if self.dynamic is not None:
-            return self.dynamic.inv_freq(length)
-        return torch.where(length > self.long_after, self.long_inv_freq, self.inv_freq)
+            return self.dynamic.inv_freq(position_ids.max() + 1)
+        if self.long_inv_freq is not None:
+            is_long = position_ids.max() >= self.long_after
+            return torch.where(is_long, self.long_inv_freq, self.inv_freq)
+        return self.inv_freq
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RotaryEmbedding:
         # Angles need float32 frequencies whatever dtype the model is moved to.

@@ -2,7 +2,8 @@
 
 `frequencies(parameters, …)` reads the keys of a config's `rope_parameters` (`rope_type`,
 `rope_theta`, `factor` …) and needs no model class. Sources: position interpolation
-(arXiv:2306.15595), dynamic NTK and YaRN (arXiv:2309.00071), LongRoPE (arXiv:2402.13753), Llama 3.1's band-wise rule, Gemma's proportional rule.
+(arXiv:2306.15595), dynamic NTK and YaRN (arXiv:2309.00071), LongRoPE (arXiv:2402.13753), Llama
+3.1's band-wise rule, Gemma's proportional rule.
 """
 
 from __future__ import annotations

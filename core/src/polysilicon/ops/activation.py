@@ -22,7 +22,8 @@ _LAPLACE_WIDTH = 0.282095
 
 def _laplace(x: Tensor) -> Tensor:
     scaled = (x.float() - _LAPLACE_MEAN) / (_LAPLACE_WIDTH * math.sqrt(2))
-    return (0.5 * (1 + torch.erf(scaled))).to(x.dtype)
+    # erfc keeps the digits of the lower tail that 1 + erf loses.
+    return (0.5 * torch.erfc(-scaled)).to(x.dtype)
 
 
 def _quick_gelu(x: Tensor) -> Tensor:
@@ -97,7 +98,7 @@ _REFERENCES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def _normal_cdf(x: Tensor) -> Tensor:
-    return torch.special.erfc(-x / math.sqrt(2)) / 2
+    return 0.5 * torch.erfc(-x / math.sqrt(2))
 
 
 def canonical(kind: str) -> str:

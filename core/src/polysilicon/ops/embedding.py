@@ -35,7 +35,10 @@ def _samples(dtype: torch.dtype, device: torch.device) -> Iterator[Sample]:
     source = Source(dtype, device)
     for tokens in (0, 1, 7, 17):
         for hidden in (1, 31, 64):
-            kwargs = {"ids": source.integers(13, tokens), "weight": source.normal(13, hidden)}
+            kwargs: dict[str, Tensor | float] = {
+                "ids": source.integers(13, tokens),
+                "weight": source.normal(13, hidden),
+            }
             yield Sample(name=f"tokens {tokens} hidden {hidden}", kwargs=kwargs)
     ids = source.integers(13, 2, 5)
     for magnitude in MAGNITUDES:

@@ -22,7 +22,7 @@ def reference(x: Tensor, approximate: str) -> Tensor:
     if approximate == "tanh":
         inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
         return gate * (1 + inner.tanh()) / 2 * up
-    return gate * torch.special.erfc(-gate / math.sqrt(2)) / 2 * up
+    return gate * torch.erfc(-gate / math.sqrt(2)) / 2 * up
 
 
 def torch_kernel(x: Tensor, approximate: str) -> Tensor:  # [..., 2 · width] → [..., width]

@@ -41,14 +41,16 @@ def torch_skinny_kernel(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
         y = torch.mm(weight, rows.expand(2, -1).t())[:, :1].t()
     else:
         y = torch.mm(weight, rows.t()).t()
-    y = y.contiguous() if bias is None else y + bias
+    y = y.contiguous()  # for one token no copy: a column of two is no row yet, of one token it is
+    if bias is not None:
+        y += bias
     return y.view(*x.shape[:-1], weight.shape[0])
 
 
 def _samples(dtype: torch.dtype, device: torch.device) -> Iterator[Sample]:
     source = Source(dtype, device)
     for tokens in TOKENS:
-        kwargs = {
+        kwargs: dict[str, Tensor | None] = {
             "x": source.normal(tokens, 48),
             "weight": source.normal(33, 48, magnitude=0.2),
             "bias": source.normal(33),

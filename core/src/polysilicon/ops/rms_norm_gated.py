@@ -29,11 +29,17 @@ def reference(
     opened = opened / (1 + (-opened).exp())
     if not norm_before_gate:
         wide = wide * opened
-    groups = wide.unflatten(-1, (-1, group_size or x.shape[-1]))
+    groups = _grouped(wide, group_size)
     normed = (groups / ((groups**2).mean(-1, keepdim=True) + eps).sqrt()).flatten(-2)
     if weight is not None:
         normed = normed * (weight.double() + offset)
     return normed * opened if norm_before_gate else normed
+
+
+def _grouped(x: Tensor, group_size: int) -> Tensor:
+    """[..., hidden] → [..., groups, group]; a group size of 0 means one group."""
+    size = group_size or x.shape[-1]
+    return x.reshape(*x.shape[:-1], x.shape[-1] // size, size)
 
 
 def torch_kernel(
@@ -48,7 +54,7 @@ def torch_kernel(
     """rms_norm of groups of `group_size` channels (0: all), gated, in the dtype of `x`."""
     opened = F.silu(gate.float())
     wide = x.float() if norm_before_gate else x * opened
-    groups = wide.unflatten(-1, (-1, group_size or x.shape[-1]))
+    groups = _grouped(wide, group_size)
     scale = torch.rsqrt(groups.square().mean(-1, keepdim=True) + eps)
     normed = (groups * scale).flatten(-2)
     if weight is not None:

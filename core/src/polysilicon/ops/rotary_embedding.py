@@ -29,7 +29,7 @@ def reference(
 def _reference_one(x: Tensor, turn: Tensor, interleaved: bool) -> Tensor:
     half = turn.shape[-1]
     head, rest = x.double()[..., : 2 * half], x.double()[..., 2 * half :]
-    pairs = head.unflatten(-1, (half, 2) if interleaved else (2, half))
+    pairs = head.reshape(*head.shape[:-1], *((half, 2) if interleaved else (2, half)))
     first, second = pairs.unbind(-1 if interleaved else -2)
     turned = torch.complex(first, second) * turn
     both = torch.stack((turned.real, turned.imag), dim=-1 if interleaved else -2)
