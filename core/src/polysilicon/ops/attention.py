@@ -269,6 +269,8 @@ OP = Op(
     reference=reference,
     samples=_samples,
     reduction=_reduction,
+    results=("input", "float32"),
+    contiguous=False,
     source="https://arxiv.org/abs/1706.03762; softcap https://arxiv.org/abs/2408.00118; "
     "sinks https://arxiv.org/abs/2508.10925",
 )

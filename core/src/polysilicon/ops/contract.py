@@ -44,7 +44,7 @@ class Op:
         inputs: `(problem, tokens, dtype, device) -> keyword arguments` of one call with the
             problem's shapes, for the proof before use; None where the samples must do.
         results: dtype of each result: `input` (that of the sample) or a torch dtype's name.
-            Results are contiguous whenever all tensor arguments are.
+        contiguous: results are contiguous whenever all tensor arguments are.
         source: paper, specification or documentation that defines the op.
     """
 
@@ -58,6 +58,7 @@ class Op:
     tokens: Callable[[torch.Tensor], int] = rows
     inputs: Callable[[Problem, int, torch.dtype, torch.device], Mapping[str, Any]] | None = None
     results: tuple[str, ...] = ("input",)
+    contiguous: bool = True
     source: str = ""
     dtypes: tuple[torch.dtype, ...] = field(default=(torch.float32, torch.bfloat16, torch.float16))
 

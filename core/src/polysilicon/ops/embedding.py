@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch.nn import functional as F
 
 from polysilicon.ops.contract import Op, Sample
@@ -12,7 +13,6 @@ from polysilicon.ops.samples import MAGNITUDES, Source
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import torch
     from torch import Tensor
 
 
@@ -56,5 +56,6 @@ OP = Op(
     keys=frozenset({"vocabulary", "hidden", "scale"}),
     reference=reference,
     samples=_samples,
+    tokens=torch.numel,
     source="https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.embedding.html",
 )

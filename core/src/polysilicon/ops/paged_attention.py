@@ -198,5 +198,7 @@ OP = Op(
     reference=reference,
     samples=samples,
     reduction=_reduction,
+    results=("input", "float32"),
+    contiguous=False,
     source="https://arxiv.org/abs/2309.06180",
 )

@@ -120,6 +120,7 @@ OP = Op(
     keys=frozenset({"rotary", "scaling", "sections", "sections_interleaved"}),
     reference=reference,
     samples=_samples,
+    tokens=torch.numel,
     results=("input", "input"),
     source="https://arxiv.org/abs/2104.09864",
 )
