@@ -29,27 +29,54 @@ def reference(
     seeds: Tensor,  # int64 [n]
     steps: Tensor,  # int64 [n], number of the token drawn for that seed
     seen: Tensor | None,  # int64 [n, S], prompt and output tokens, padded with -1
-) -> Tensor:  # [n, V]
-    """The distribution that each row's token is drawn from, in float64.
+) -> Tensor:  # int64 [n]
+    """The definition: each row's distribution in float64, inverted at that row's own number.
 
-    A kernel returns tokens, so it is judged by their statistics; a row without a distribution (NaN
-    or nothing but -inf) is zero here and gets token -1 from a kernel.
+    Equal seeds and steps give equal tokens on every device, up to the last bits of the sums. A row
+    without a distribution (NaN, or nothing but -inf) gives -1.
     """
-    return torch.stack(
-        [
-            _reference_row(
-                logits[row],
-                float(temperature[row]),
-                int(top_k[row]),
-                float(top_p[row]),
-                float(min_p[row]),
-                float(penalty[row]),
-                [] if seen is None else [token for token in seen[row].tolist() if token >= 0],
-            )
-            for row in range(logits.shape[0])
-        ]
-        or [logits.new_zeros(logits.shape[1], dtype=torch.float64)]
-    )[: logits.shape[0]]
+    chances = distribution(logits, temperature, top_k, top_p, min_p, penalty, seen)
+    tokens = []
+    for row, seed, step in zip(chances, seeds.tolist(), steps.tolist(), strict=True):
+        reached = row.cumsum(0) > _number(seed, step) * row.sum()
+        tokens.append(int(reached.nonzero()[0]) if reached.any() else -1)
+    return torch.tensor(tokens, dtype=torch.int64, device=logits.device)
+
+
+def distribution(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    penalty: Tensor,
+    seen: Tensor | None,
+) -> Tensor:  # [n, V]
+    """What each row's token is drawn from, in float64; zeros for a row that has nothing."""
+    chances = logits.new_zeros(logits.shape, dtype=torch.float64)
+    for row in range(logits.shape[0]):
+        chances[row] = _reference_row(
+            logits[row],
+            float(temperature[row]),
+            int(top_k[row]),
+            float(top_p[row]),
+            float(min_p[row]),
+            float(penalty[row]),
+            [] if seen is None else [token for token in seen[row].tolist() if token >= 0],
+        )
+    return chances
+
+
+def _number(seed: int, step: int) -> float:
+    """SplitMix64 of the seed, then of that plus the step's multiple of the increment; 52 bits."""
+
+    def mix(state: int) -> int:
+        state = (state + 0x9E3779B97F4A7C15) % 2**64
+        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        state = (state ^ state >> 27) * 0x94D049BB133111EB % 2**64
+        return state ^ state >> 31
+
+    return (mix(mix(seed % 2**64) + step * 0x9E3779B97F4A7C15) >> 12) / 2**52
 
 
 def _reference_row(
@@ -306,6 +333,7 @@ OP = Op(
     keys=frozenset({"vocabulary"}),
     reference=reference,
     samples=_samples,
+    results=("int64",),
     source="https://arxiv.org/abs/1904.09751 (top-p); https://arxiv.org/abs/2407.01082 (min-p); "
     "https://arxiv.org/abs/1909.05858 (repetition penalty)",
 )
