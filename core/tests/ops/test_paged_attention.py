@@ -5,6 +5,8 @@ import torch
 
 from polysilicon.ops import paged_attention
 from polysilicon.ops.contract import Sample, tolerance
+from polysilicon.ops.verify import mismatch
+from polysilicon.records import Problem
 
 CPU = torch.device("cpu")
 CASES = [
@@ -26,3 +28,25 @@ def test_kernel_agrees_with_the_reference(dtype: torch.dtype, sample: Sample) ->
     # The fused CPU kernel's exponential for half types is good to 6e-5 (measured).
     rtol, atol = tolerance(torch.float32, reduction) if dtype == torch.float32 else (1e-4, 1e-4)
     torch.testing.assert_close(lse.double(), expected_lse, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 70])
+def test_call_of_a_problem_has_its_shapes_and_agrees(tokens: int) -> None:
+    problem = Problem(
+        op="paged_attention",
+        dtype="float32",
+        facts={
+            "heads": 9,
+            "kv_heads": 3,
+            "head_size": 64,
+            "v_head_size": 64,
+            "window": 33,
+            "softcap": False,
+            "sinks": True,
+        },
+    )
+    assert paged_attention.OP.inputs is not None
+    kwargs = paged_attention.OP.inputs(problem, tokens, torch.float32, CPU)
+    assert paged_attention.OP.tokens(kwargs["q"]) == tokens
+    sample = Sample(name="problem", kwargs=kwargs)
+    assert mismatch(paged_attention.OP, paged_attention.torch_kernel, sample, torch.float32) is None

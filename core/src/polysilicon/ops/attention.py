@@ -13,9 +13,12 @@ import torch
 from torch import Tensor
 
 from polysilicon.ops.contract import Op, Sample
+from polysilicon.ops.samples import Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from polysilicon.records import Problem
 
 #: Facts that both attention ops share.
 KEYS = frozenset(
@@ -36,35 +39,30 @@ def reference(
     softcap: float,
     sinks: Tensor | None,  # [h]
 ) -> tuple[Tensor, Tensor]:  # [b, tq, h, dv], [b, tq, h]
-    """The definition in float64, one query row of one head at a time."""
+    """The definition in float64, one query position at a time."""
     (batch, heads, rows, _), columns = q.shape, k.shape[2]
     out = torch.zeros(batch, rows, heads, v.shape[3], dtype=torch.float64, device=q.device)
     lse = torch.full((batch, rows, heads), -math.inf, dtype=torch.float64, device=q.device)
+    keys, values = (x.double().repeat_interleave(heads // k.shape[1], 1) for x in (k, v))
     full = None if mask is None else mask.expand(batch, heads, rows, columns)
-    group = heads // k.shape[1]
-    for b in range(batch):
-        for h in range(heads):
-            for i in range(rows):
-                position = columns - rows + i
-                scores = k[b, h // group].double() @ q[b, h, i].double() * scale
-                if softcap:
-                    scores = softcap * torch.tanh(scores / softcap)
-                for j in range(columns):
-                    future = causal and j > position
-                    distance = position - j if causal else abs(position - j)
-                    if future or (window and distance >= window):
-                        scores[j] = -math.inf
-                if full is not None and full.dtype == torch.bool:
-                    scores[~full[b, h, i]] = -math.inf
-                elif full is not None:
-                    scores = scores + full[b, h, i].double()
-                if sinks is not None:
-                    scores = torch.cat((scores, sinks[h].double().view(1)))
-                if scores.numel() == 0 or scores.max() == -math.inf:
-                    continue
-                lse[b, i, h] = torch.logsumexp(scores, 0)
-                weights = torch.softmax(scores, 0)[:columns]
-                out[b, i, h] = weights @ v[b, h // group].double()
+    for i in range(rows):
+        position = columns - rows + i
+        scores = (keys * q[:, :, i, None].double()).sum(-1) * scale  # [b, h, tk]
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
+        for j in range(columns):
+            if (causal and j > position) or (window and abs(position - j) >= window):
+                scores[:, :, j] = -math.inf
+        if full is not None and full.dtype == torch.bool:
+            scores[~full[:, :, i]] = -math.inf
+        elif full is not None:
+            scores = scores + full[:, :, i].double()
+        if sinks is not None:
+            scores = torch.cat((scores, sinks.double().expand(batch, heads)[..., None]), -1)
+        lse[:, i] = torch.logsumexp(scores, -1)
+        weights = torch.softmax(scores, -1)[..., :columns]
+        weights[lse[:, i] == -math.inf] = 0.0
+        out[:, i] = (weights[..., None] * values).sum(2)
     return out, lse
 
 
@@ -259,6 +257,35 @@ def _reduction(kwargs: Mapping[str, Any]) -> int:
     return max(int(kwargs["q"].shape[3]), int(kwargs["k"].shape[2]))
 
 
+def _problem_call(
+    problem: Problem, tokens: int, dtype: torch.dtype, device: torch.device
+) -> dict[str, Any]:
+    """A call with a problem's shapes: one token decodes, more are a prompt."""
+
+    def size(key: str, usual: int) -> int:
+        return int(problem.fact(key) or usual)
+
+    heads, head_size = size("heads", 8), size("head_size", 64)
+    kv_heads, columns = size("kv_heads", heads), 1000 if tokens == 1 else tokens
+    source = Source(dtype, device)
+    return {
+        "q": source.normal(1, heads, tokens, head_size),
+        "k": source.normal(1, kv_heads, columns, head_size),
+        "v": source.normal(1, kv_heads, columns, size("v_head_size", head_size)),
+        "mask": None,
+        "scale": head_size**-0.5,
+        "causal": bool(problem.fact("causal", True)),
+        "window": size("window", 0),
+        # The problem says whether there is a softcap, not which: Gemma 2's.
+        "softcap": 50.0 if problem.fact("softcap") else 0.0,
+        "sinks": source.normal(heads) if problem.fact("sinks") else None,
+    }
+
+
+def _tokens(q: Tensor) -> int:
+    return q.shape[0] * q.shape[2]
+
+
 OP = Op(
     name="attention",
     schema=(
@@ -269,6 +296,8 @@ OP = Op(
     reference=reference,
     samples=_samples,
     reduction=_reduction,
+    tokens=_tokens,
+    inputs=_problem_call,
     results=("input", "float32"),
     contiguous=False,
     source="https://arxiv.org/abs/1706.03762; softcap https://arxiv.org/abs/2408.00118; "

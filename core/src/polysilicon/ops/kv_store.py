@@ -6,15 +6,18 @@ T tokens, hk key heads, d and dv head sizes. Both caches have the logical dims
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from polysilicon.ops.contract import Op, Sample
+from polysilicon.ops.samples import Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from polysilicon.records import Problem
 
 
 def reference(
@@ -101,12 +104,40 @@ def _samples(dtype: torch.dtype, device: torch.device) -> Iterator[Sample]:
     yield Sample(name=head_major.name, kwargs={**head_major.kwargs, **inner})
 
 
-OP: Op = Op(
+def _problem_call(
+    problem: Problem, tokens: int, dtype: torch.dtype, device: torch.device
+) -> dict[str, Any]:
+    """A call with a problem's shapes: the tokens scattered over a cache of twice their number."""
+
+    def size(key: str, usual: int) -> int:
+        return int(problem.fact(key) or usual)
+
+    heads, head_size, block_size = (
+        size("kv_heads", 8),
+        size("head_size", 64),
+        size("block_size", 16),
+    )
+    sizes = (head_size, size("v_head_size", head_size))
+    blocks = -(-2 * tokens // block_size)
+    source = Source(dtype, device)
+    shuffled = torch.randperm(blocks * block_size, generator=torch.Generator().manual_seed(1))
+    return {
+        "k": source.normal(tokens, heads, sizes[0]),
+        "v": source.normal(tokens, heads, sizes[1]),
+        "k_cache": source.normal(blocks, block_size, heads, sizes[0]),
+        "v_cache": source.normal(blocks, block_size, heads, sizes[1]),
+        "slots": shuffled[:tokens].to(device),
+    }
+
+
+OP = Op(
     name="kv_store",
     schema=("(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots) -> ()"),
     keys=frozenset({"kv_heads", "head_size", "v_head_size", "block_size"}),
     reference=reference,
     samples=_samples,
     mutates=("k_cache", "v_cache"),
+    tokens=len,
+    inputs=_problem_call,
     source="https://arxiv.org/abs/2309.06180",
 )

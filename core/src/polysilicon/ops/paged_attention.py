@@ -14,7 +14,7 @@ import torch
 from polysilicon.ops.attention import KEYS, apply_sinks, attend
 from polysilicon.ops.contract import Op
 from polysilicon.ops.paged_plan import Rule, plan_for, slot_rows
-from polysilicon.ops.paged_samples import samples
+from polysilicon.ops.paged_samples import problem_call, samples
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,36 +40,32 @@ def reference(
     max_query: int,  # upper bound of the queries of one sequence
     max_kv: int,  # upper bound of kv_lengths
 ) -> tuple[Tensor, Tensor]:  # [T, h, dv], [T, h]
-    """The definition in float64, one token at a time, one key at a time."""
+    """The definition in float64, one token at a time over a list of the slots that it sees."""
     (tokens, heads, _), (_, block_size, kv_heads, value_size) = q.shape, v_cache.shape
     out = torch.zeros(tokens, heads, value_size, dtype=torch.float64, device=q.device)
     lse = torch.full((tokens, heads), -math.inf, dtype=torch.float64, device=q.device)
     bounds, lengths, tables = query_starts.tolist(), kv_lengths.tolist(), block_tables.tolist()
     for row, length in enumerate(lengths):
-        first, last = bounds[row], bounds[row + 1]
-        for token in range(first, last):
-            position = length - (last - token)
-            keys, values = [], []
-            for j in range(length):
-                near = not window or abs(position - j) < window
-                if (causal and j > position) or not near:
-                    continue
-                block, offset = tables[row][j // block_size], j % block_size
-                keys.append(k_cache[block, offset].double())
-                values.append(v_cache[block, offset].double())
-            for head in range(heads):
-                group = head // (heads // kv_heads)
-                scores = [float(key[group] @ q[token, head].double()) * scale for key in keys]
-                if softcap:
-                    scores = [softcap * math.tanh(score / softcap) for score in scores]
-                sink = [] if sinks is None else [float(sinks[head])]
-                if not scores + sink:
-                    continue
-                top = max(scores + sink)
-                total = sum(math.exp(score - top) for score in scores + sink)
-                lse[token, head] = top + math.log(total)
-                for score, value in zip(scores, values, strict=True):
-                    out[token, head] += math.exp(score - top) / total * value[group]
+        for token in range(bounds[row], bounds[row + 1]):
+            position = length - (bounds[row + 1] - token)
+            seen = [
+                j
+                for j in range(length)
+                if (j <= position or not causal) and (not window or abs(position - j) < window)
+            ]
+            blocks = [tables[row][j // block_size] for j in seen]
+            offsets = [j % block_size for j in seen]
+            # A key head serves a run of query heads.
+            keys = k_cache[blocks, offsets].double().repeat_interleave(heads // kv_heads, 1)
+            values = v_cache[blocks, offsets].double().repeat_interleave(heads // kv_heads, 1)
+            scores = (keys * q[token].double()).sum(-1) * scale  # [seen, h]
+            if softcap:
+                scores = softcap * torch.tanh(scores / softcap)
+            if sinks is not None:
+                scores = torch.cat((scores, sinks.double()[None]))
+            lse[token] = torch.logsumexp(scores, 0)
+            weights = torch.softmax(scores, 0)[: len(seen)]
+            out[token] = (weights[..., None] * values).sum(0)
     return out, lse
 
 
@@ -198,6 +194,8 @@ OP = Op(
     reference=reference,
     samples=samples,
     reduction=_reduction,
+    tokens=len,
+    inputs=problem_call,
     results=("input", "float32"),
     contiguous=False,
     source="https://arxiv.org/abs/2309.06180",

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from polysilicon.records import Problem
+
 
 def paged_call(
     name: str,
@@ -39,16 +41,17 @@ def paged_call(
     blocks = sum(needed) + 3
     order = torch.arange(blocks) if adjacent else torch.randperm(blocks, generator=rng)
     tables = torch.full((len(sequences), max([*needed, 1])), blocks - 1, dtype=torch.int32)
-    k_cache = torch.full((blocks, block_size, kv_heads, size), math.nan)
-    v_cache = torch.full((blocks, block_size, kv_heads, value_size), math.nan)
+    filled = torch.zeros(blocks, block_size, dtype=torch.bool)
     used = 0
     for row, (_, length) in enumerate(sequences):
-        tables[row, : needed[row]] = order[used : used + needed[row]]
+        own = order[used : used + needed[row]]
+        tables[row, : needed[row]] = own
+        filled[own] = (torch.arange(needed[row] * block_size) < length).view(-1, block_size)
         used += needed[row]
-        for position in range(length):
-            slot = int(tables[row, position // block_size]), position % block_size
-            k_cache[slot] = torch.randn(kv_heads, size, generator=rng)
-            v_cache[slot] = torch.randn(kv_heads, value_size, generator=rng)
+    shape = (blocks, block_size, kv_heads)
+    k_cache = torch.randn(*shape, size, generator=rng)
+    v_cache = torch.randn(*shape, value_size, generator=rng)
+    k_cache[~filled], v_cache[~filled] = math.nan, math.nan
     starts = torch.tensor([0, *(new for new, _ in sequences)]).cumsum(0)
     q = torch.randn(int(starts[-1]) + padding, heads, size, generator=rng)
     lengths = [length for _, length in sequences]
@@ -114,3 +117,38 @@ def samples(dtype: torch.dtype, device: torch.device) -> Iterator[Sample]:
     yield make("bidirectional", mixed, causal=False)
     yield make("bidirectional_window", mixed, causal=False, window=3)
     yield make("head_major_layout", mixed, head_major=True)
+
+
+#: Context of the decoding sequences in `problem_call`, in tokens: past every small-case path.
+CONTEXT = 1000
+#: Up to so many tokens `problem_call` decodes one a sequence, above it prefills one sequence.
+MOST_DECODING = 64
+
+
+def problem_call(
+    problem: Problem, tokens: int, dtype: torch.dtype, device: torch.device
+) -> dict[str, Any]:
+    """One call with a problem's shapes."""
+
+    def size(key: str, usual: int) -> int:
+        return int(problem.fact(key) or usual)
+
+    heads, head_size = size("heads", 8), size("head_size", 64)
+    decode = tokens <= MOST_DECODING
+    sample = paged_call(
+        "problem",
+        [(1, CONTEXT)] * tokens if decode else [(tokens, tokens)],
+        dtype,
+        device,
+        heads=heads,
+        kv_heads=size("kv_heads", heads),
+        size=head_size,
+        value_size=size("v_head_size", head_size),
+        block_size=size("block_size", 16),
+        sinks=bool(problem.fact("sinks")),
+        window=size("window", 0),
+        # The problem says whether there is a softcap, not which: Gemma 2's.
+        softcap=50.0 if problem.fact("softcap") else 0.0,
+        causal=bool(problem.fact("causal", True)),
+    )
+    return dict(sample.kwargs)
