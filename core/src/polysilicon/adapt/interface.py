@@ -1,0 +1,151 @@
+"""One attention implementation per adapted model, registered with Transformers under its own name.
+
+Transformers looks up attention and mask functions by `config._attn_implementation`. Registering a
+new name changes nothing for other models; only configs that carry the name reach these functions.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from polysilicon.errors import AdaptError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor, nn
+
+    from polysilicon.layers.attention import PagedContext
+
+#: Child of an attention module that holds our Attention layer.
+CHILD = "polysilicon_attention"
+
+#: Implementations whose masks and arguments we know.
+KNOWN = ("sdpa", "eager")
+
+_numbers = itertools.count(1)
+
+Result = "tuple[Tensor, Tensor | None]"
+
+
+@dataclass
+class AttentionCall:
+    """One call of the attention interface as the model made it."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    kwargs: dict[str, Any]
+
+
+@dataclass
+class Recorder:
+    """What passes through the interface during a recorded forward."""
+
+    original: Callable[[nn.Module], Callable[..., Any]]
+    calls: dict[nn.Module, list[AttentionCall]] = field(default_factory=dict)
+    #: id of a mask tensor → (the tensor, kept alive so that its id stays its own; its function)
+    masks: dict[int, tuple[Any, Callable[..., Any]]] = field(default_factory=dict)
+
+
+class Interface:
+    """The registered pair of functions of one model; records first, then runs our layers."""
+
+    def __init__(self, context: PagedContext, original: str) -> None:
+        self.name = f"polysilicon-{next(_numbers)}"
+        self.context = context
+        self.mask_implementation = original
+        self.recorder: Recorder | None = None
+        ALL_ATTENTION_FUNCTIONS.register(self.name, self._attention_function())
+        ALL_MASK_ATTENTION_FUNCTIONS.register(self.name, self._mask_function())
+
+    def unregister(self) -> None:
+        """Forgets the name; part of undo."""
+        ALL_ATTENTION_FUNCTIONS._global_mapping.pop(self.name, None)
+        ALL_MASK_ATTENTION_FUNCTIONS._global_mapping.pop(self.name, None)
+
+    def _attention_function(self) -> Callable[..., Any]:
+        def attention(
+            module: nn.Module,
+            query: Tensor,  # [b, h, tq, d]
+            key: Tensor,  # [b, hk, tk, d]
+            value: Tensor,
+            attention_mask: Tensor | None,
+            **kwargs: Any,
+        ) -> tuple[Tensor, Tensor | None]:
+            if self.recorder is not None:
+                return _record(self.recorder, module, query, key, value, attention_mask, kwargs)
+            refuse_weights(kwargs)
+            layer = module._modules[CHILD]
+            return run_layer(layer, query, key, value, attention_mask), None
+
+        return attention
+
+    def _mask_function(self) -> Callable[..., Any]:
+        def mask(*args: Any, **kwargs: Any) -> Any:
+            # In the engine the block tables say what a token may see.
+            if self.context.batch is not None:
+                return None
+            build = ALL_MASK_ATTENTION_FUNCTIONS._global_mapping[self.mask_implementation]
+            if self.recorder is None:
+                return build(*args, **kwargs)
+            kwargs["allow_is_causal_skip"] = False
+            kwargs["allow_is_bidirectional_skip"] = False
+            built = build(*args, **kwargs)
+            self.recorder.masks[id(built)] = (built, kwargs["mask_function"])
+            return built
+
+        return mask
+
+
+def run_layer(layer: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """Our layer on Transformers' terms: without a mask, causal means aligned to the first key."""
+    queries = query.shape[2]
+    if mask is None and layer.causal and 1 < queries < key.shape[2]:
+        # An empty static cache: the keys past the queries are not written yet.
+        key, value = key[:, :, :queries], value[:, :, :queries]
+    return layer(query, key, value, mask)
+
+
+def refuse_weights(kwargs: dict[str, Any]) -> None:
+    """Attention weights are never materialised by our kernels."""
+    if kwargs.get("output_attentions"):
+        raise AdaptError(
+            "output_attentions=True was asked of an adapted model, whose attention kernels never "
+            "hold the weights: call undo() first, or run the model without adapt()"
+        )
+
+
+def original_function(module: nn.Module, implementation: str) -> Callable[..., Any]:
+    """The function that `module` called before: a registered one, or eager of its own file."""
+    if implementation in ALL_ATTENTION_FUNCTIONS._global_mapping:
+        return ALL_ATTENTION_FUNCTIONS._global_mapping[implementation]
+    names = vars(sys.modules[type(module).__module__])
+    eager = [name for name in names if name.endswith("eager_attention_forward")]
+    if len(eager) != 1:
+        raise AdaptError(
+            f"the eager attention function of {type(module).__name__} cannot be told: "
+            f"found {eager or 'none'}"
+        )
+    return names[eager[0]]
+
+
+def _record(
+    recorder: Recorder,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    kwargs: dict[str, Any],
+) -> Any:
+    seen = AttentionCall(query, key, value, mask, dict(kwargs))
+    recorder.calls.setdefault(module, []).append(seen)
+    return recorder.original(module)(module, query, key, value, mask, **kwargs)

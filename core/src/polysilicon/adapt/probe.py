@@ -1,0 +1,147 @@
+"""Proof by running: the original and its replacement on the same inputs."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from polysilicon.ops.contract import tolerance
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from torch import Tensor, nn
+
+#: Sizes of probe inputs: norms and activations behave differently at the ends of this range.
+MAGNITUDES = (1e-4, 1e-2, 1.0, 1e2)
+
+#: Leading shapes of probe inputs: one token takes other kernels than many.
+LEADING = ((1, 1), (2, 5))
+
+
+class Unverified(Exception):
+    """The replacement did not reproduce the original, or could not be tried; the text says why."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Arguments of one probe call."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def call(*args: Any, **kwargs: Any) -> Inputs:
+    """The arguments of one probe call."""
+    return Inputs(args, kwargs)
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Leaves random state as it was and computes no gradients."""
+    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+    with torch.random.fork_rng(devices=devices), torch.no_grad():
+        yield
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    """Our own random state: probes must not draw from the user's."""
+    return torch.Generator().manual_seed(seed)
+
+
+def tensors(width: int, like: Tensor) -> Iterator[Tensor]:
+    """Probe inputs [..., width] of every magnitude and leading shape, not centred on zero."""
+    source = generator()
+    for magnitude in MAGNITUDES:
+        for leading in LEADING:
+            x = torch.randn(*leading, width, generator=source) + 0.3
+            yield (x * magnitude).to(like.device, like.dtype)
+
+
+def relative_error(theirs: Any, ours: Any) -> float:
+    """Largest difference of two results, relative to the largest entry of theirs.
+
+    Raises:
+        Unverified: they differ in structure, shape or dtype, or in where they are finite.
+    """
+    if isinstance(theirs, (tuple, list)):
+        if not isinstance(ours, (tuple, list)) or len(theirs) != len(ours):
+            raise Unverified("the results differ in structure")
+        return max((relative_error(a, b) for a, b in zip(theirs, ours, strict=True)), default=0.0)
+    if theirs is None or ours is None:
+        if theirs is not ours:
+            raise Unverified("one result is None")
+        return 0.0
+    if theirs.shape != ours.shape or theirs.dtype != ours.dtype:
+        raise Unverified(
+            f"result {tuple(ours.shape)} {ours.dtype} instead of "
+            f"{tuple(theirs.shape)} {theirs.dtype}"
+        )
+    return _largest_difference(theirs, ours)
+
+
+def _largest_difference(theirs: Tensor, ours: Tensor) -> float:
+    finite = torch.isfinite(theirs)
+    if not torch.equal(finite, torch.isfinite(ours)):
+        raise Unverified("the results overflow in different places")
+    if not finite.any():
+        return 0.0
+    theirs, ours = theirs[finite].double(), ours[finite].double()
+    largest = theirs.abs().max().item()
+    difference = (theirs - ours).abs().max().item()
+    return difference / largest if largest > 0 else difference
+
+
+def verify(
+    original: Callable[..., Any],
+    replacement: Callable[..., Any],
+    probes: Iterable[Inputs],
+    *,
+    dtype: torch.dtype,
+    reduction: int = 1,
+) -> float:
+    """Largest relative error over all probes.
+
+    Raises:
+        Unverified: it is beyond the tolerance of the dtype and reduction length, or one raised.
+    """
+    bound = tolerance(dtype, reduction)[0]
+    worst = 0.0
+    for probe in probes:
+        theirs = _run("original", original, probe)
+        error = relative_error(theirs, _run("replacement", replacement, probe))
+        if not error <= bound:
+            raise Unverified(f"results differ by {error:.1e} of the largest, allowed {bound:.1e}")
+        worst = max(worst, error)
+    return worst
+
+
+def _run(who: str, function: Callable[..., Any], probe: Inputs) -> Any:
+    # Copies, because an activation may work in place.
+    args, kwargs = tree_map_only(torch.Tensor, torch.clone, (probe.args, probe.kwargs))
+    try:
+        return function(*args, **kwargs)
+    # Foreign code on made-up inputs: whatever it raises means "not what we took it for".
+    except Exception as error:
+        raise Unverified(f"the {who} raised {type(error).__name__}: {error}") from error
+
+
+def first_verified(
+    attempts: Iterable[Callable[[], tuple[Any, float]]], nothing: str
+) -> tuple[Any, float]:
+    """The result of the first attempt that verifies.
+
+    Raises:
+        Unverified: none does; the text is the closest attempt's, or `nothing` without attempts.
+    """
+    reasons: list[str] = []
+    for attempt in attempts:
+        try:
+            return attempt()
+        except Unverified as reason:
+            reasons.append(str(reason))
+    raise Unverified(reasons[0] if reasons else nothing)

@@ -1,0 +1,110 @@
+"""The last word: the whole adapted model against the whole original."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from polysilicon.adapt.probe import Unverified, relative_error
+from polysilicon.adapt.recording import PROMPT, probe_ids, run_probe
+from polysilicon.layers.attention import Attention, PagedBatch, allocate_kv_cache
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from polysilicon.layers.attention import PagedContext
+
+_BLOCK = 4
+
+
+def model_bound(dtype: torch.dtype, layers: int) -> float:
+    """Allowed difference of logits, relative to the largest.
+
+    In float32 the project's own limit; rounding of shorter dtypes adds up over the layers like a
+    random walk, some ten roundings a layer.
+    """
+    if dtype in (torch.float32, torch.float64):
+        return 1e-4
+    return 4 * torch.finfo(dtype).eps * (10 * layers) ** 0.5
+
+
+def check_model(model: nn.Module, expected: list[Tensor], bound: float) -> str:
+    """Why the adapted model's logits are not the original's; empty if they are."""
+    try:
+        error = relative_error(expected, run_probe(model))
+    except Unverified as reason:
+        return f"the model's logits differ: {reason}"
+    # Model code that our modules stand in may raise anything.
+    except Exception as error_:
+        return f"the model raised {type(error_).__name__}: {error_}"
+    if not error <= bound:
+        return f"the model's logits differ by {error:.1e} of the largest, allowed {bound:.1e}"
+    return ""
+
+
+def check_paged(
+    model: nn.Module,
+    context: PagedContext,
+    layers: list[Attention],
+    bound: float,
+) -> str:
+    """Why the engine cannot run the model; empty if packed prompts give each prompt's logits.
+
+    Two prompts lie end to end in one row, as the engine lays them. Anything that mixes tokens
+    other than by our attention (a convolution, a recurrence, a bias by distance) shows here.
+    """
+    ids = probe_ids(model, 2, PROMPT)
+    lengths = (PROMPT, PROMPT - 4)
+    rows = [ids[i : i + 1, :length] for i, length in enumerate(lengths)]
+    alone = [model(input_ids=row, use_cache=False).logits[0] for row in rows]
+    device = ids.device
+    blocks = [-(-length // _BLOCK) for length in lengths]
+    try:
+        for layer in layers:
+            layer.attach_cache(
+                *allocate_kv_cache(
+                    sum(blocks) + 1,
+                    _BLOCK,
+                    layer.num_kv_heads,
+                    layer.head_dim,
+                    layer.v_head_dim,
+                    dtype=layer.dtype,
+                    device=device,
+                )
+            )
+        context.batch = _batch(lengths, blocks, device)
+        positions = torch.cat([torch.arange(length) for length in lengths]).to(device)
+        packed = model(
+            input_ids=torch.cat(rows, dim=1), position_ids=positions[None], use_cache=False
+        ).logits[0]
+        error = relative_error(alone, list(packed.split(lengths)))
+    except Unverified as reason:
+        return str(reason)
+    # Model code on packed prompts may raise anything.
+    except Exception as error_:
+        return f"packed prompts raised {type(error_).__name__}: {error_}"
+    finally:
+        context.batch = None
+        for layer in layers:
+            layer.detach_cache()
+    return "" if error <= bound else f"packed prompts give other logits (by {error:.1e})"
+
+
+def _batch(lengths: tuple[int, ...], blocks: list[int], device: torch.device) -> PagedBatch:
+    """Block 0 stays unused, so that a table that was not read shows."""
+    tables = torch.zeros(len(lengths), max(blocks), dtype=torch.int32)
+    slots, start = [], 1
+    for row, (length, count) in enumerate(zip(lengths, blocks, strict=True)):
+        tables[row, :count] = torch.arange(start, start + count)
+        slots.append(torch.arange(length) + start * _BLOCK)
+        start += count
+    starts = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    return PagedBatch(
+        slots=torch.cat(slots).to(device),
+        block_tables=tables.to(device),
+        query_starts=starts.to(device),
+        kv_lengths=torch.tensor(lengths, dtype=torch.int32, device=device),
+        max_query=max(lengths),
+        max_kv=max(lengths),
+    )

@@ -1,0 +1,122 @@
+"""One short forward of the model, with every module call written down."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from polysilicon.adapt.probe import generator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor, nn
+
+    from polysilicon.adapt.interface import AttentionCall
+
+PROMPT = 9
+PADDING = 3
+
+
+@dataclass
+class ModuleCall:
+    """One call of one module; children that it called are listed in order."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Any = None
+    children: list[tuple[nn.Module, ModuleCall]] = field(default_factory=list)
+
+
+@dataclass
+class Recording:
+    """What a model did with the probe prompt."""
+
+    calls: dict[nn.Module, list[ModuleCall]] = field(default_factory=dict)
+    attention: dict[nn.Module, list[AttentionCall]] = field(default_factory=dict)
+    #: id of a mask → (mask, function of (batch, head, query, key) that built it)
+    masks: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    failure: str = ""
+
+
+def probe_ids(model: nn.Module, batch: int, length: int) -> Tensor:
+    """Token ids that stand for plain text: low, and no special token of the config."""
+    config: Any = model.config
+    text = config.get_text_config(decoder=True)
+    special = {
+        value
+        for part in (config, text)
+        for name, value in vars(part).items()
+        if name.endswith(("token_id", "token_index")) and isinstance(value, int)
+    }
+    vocabulary = min(getattr(text, "vocab_size", 256), 256)
+    plain = [i for i in range(vocabulary) if i not in special] or [0]
+    picks = torch.randint(len(plain), (batch, length), generator=generator(1))
+    device = next(model.parameters()).device
+    return torch.tensor(plain)[picks].to(device)
+
+
+@contextmanager
+def recorded_calls(model: nn.Module) -> Iterator[dict[nn.Module, list[ModuleCall]]]:
+    """Writes down every module call while the context is open."""
+    calls: dict[nn.Module, list[ModuleCall]] = {}
+    stack: list[tuple[nn.Module, ModuleCall]] = []
+
+    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        entry = ModuleCall(args, dict(kwargs))
+        if stack:
+            stack[-1][1].children.append((module, entry))
+        calls.setdefault(module, []).append(entry)
+        stack.append((module, entry))
+
+    def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        stack.pop()[1].output = output
+
+    with ExitStack() as handles:
+        for module in model.modules():
+            pre = module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True)
+            post = module.register_forward_hook(leave, with_kwargs=True)
+            handles.callback(pre.remove)
+            handles.callback(post.remove)
+        yield calls
+
+
+def run_probe(model: nn.Module) -> list[Tensor]:
+    """Logits of the probe prompts: left-padded prefill, one decode step with the cache, no cache.
+
+    Rows of padding tokens are left out: nothing defines them.
+    """
+    ids = probe_ids(model, 2, PROMPT)
+    keep = torch.ones_like(ids)
+    keep[1, :PADDING] = 0
+    first: Any = model(input_ids=ids, attention_mask=keep, use_cache=True)
+    results = [first.logits[0], first.logits[1, PADDING:]]
+    results += _decode_step(model, first, keep)
+    plain: Any = model(input_ids=ids[:1], use_cache=False)
+    return [*results, plain.logits[0]]
+
+
+def _decode_step(model: nn.Module, first: Any, keep: Tensor) -> list[Tensor]:
+    cache = {
+        name: first[name]
+        for name in ("cache", "past_key_values", "cache_params")
+        if name in first and first[name] is not None
+    }
+    if not cache or "cache_params" in cache:
+        return []
+    ids = probe_ids(model, 2, PROMPT + 1)[:, -1:]
+    keep = torch.cat([keep, torch.ones_like(ids)], dim=1)
+    step: Any = model(input_ids=ids, attention_mask=keep, use_cache=True, **cache)
+    return [step.logits[:, 0]]
+
+
+def record(model: nn.Module) -> Recording:
+    """Writes down the module calls of one left-padded prefill with a cache, and of one step."""
+    recording = Recording()
+    with recorded_calls(model) as calls:
+        run_probe(model)
+    recording.calls = calls
+    return recording

@@ -1,0 +1,79 @@
+"""The passes over leaves (norms, activations, rotary, linears, tables) and over gated MLPs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from polysilicon.adapt import activations, linears, mlps, norms, rotary
+from polysilicon.adapt.probe import Unverified
+from polysilicon.adapt.structure import Candidate, is_leaf, label, obstacle, parameters
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from polysilicon.adapt.report import Kind
+    from polysilicon.adapt.work import Work
+    from polysilicon.layers.base import Layer
+
+    Recogniser = Callable[[Candidate], tuple[Layer, float]]
+
+
+def replace_leaves(work: Work) -> None:
+    """Replaces every module without children that one of our layers reproduces."""
+    head = getattr(work.model, "get_output_embeddings", lambda: None)()
+    for path, module in work.modules.items():
+        if not is_leaf(module):
+            continue
+        candidate = work.candidate(path, module)
+        found = _recogniser(candidate, module is head)
+        if found is None:
+            if parameters(module):
+                work.kept(path, label(candidate), "not a kind of module that adapt() knows")
+            continue
+        kind, recognise = found
+        _try(work, candidate, kind, recognise)
+
+
+def _recogniser(candidate: Candidate, head: bool) -> tuple[Kind, Recogniser] | None:
+    if rotary.may_be_rotary(candidate):
+        return "rotary", rotary.recognise_rotary
+    if linears.may_be_embedding(candidate):
+        return "embedding", linears.recognise_embedding
+    if linears.has_matrix(candidate):
+        if head:
+            return "lm_head", lambda c: linears.recognise_linear(c, head=True)
+        return "linear", linears.recognise_linear
+    if norms.may_be_norm(candidate):
+        return "norm", norms.recognise_norm
+    if activations.may_be_activation(candidate):
+        return "activation", activations.recognise_activation
+    return None
+
+
+def _try(work: Work, candidate: Candidate, kind: Kind, recognise: Recogniser) -> bool:
+    path, module = candidate.path, candidate.module
+    reason = obstacle(module)
+    if reason:
+        work.kept(path, kind, reason)
+        return False
+    try:
+        layer, error = recognise(candidate)
+    except Unverified as failure:
+        work.kept(path, kind, str(failure))
+        return False
+    work.replace(path, module, layer)
+    work.replaced(path, kind, layer, error)
+    return True
+
+
+def replace_mlps(work: Work) -> None:
+    """Merges gate and up of every gated MLP whose linears were replaced."""
+    for path, module in work.modules.items():
+        candidate = work.candidate(path, module)
+        if is_leaf(module) or not mlps.may_be_gated_mlp(candidate):
+            continue
+        if not _try(work, candidate, "mlp", mlps.recognise_gated_mlp):
+            # Not an omission: its parts are ours already.
+            del work.rows[path]

@@ -1,0 +1,71 @@
+"""Changes to a model, each with its way back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+
+class Surgery:
+    """A log of changes; `undo(mark)` takes back all that came after `mark`."""
+
+    def __init__(self) -> None:
+        self._steps: list[Callable[[], None]] = []
+        #: original module → the one that stands for it now
+        self.replacements: dict[nn.Module, nn.Module] = {}
+
+    @property
+    def mark(self) -> int:
+        """A point to which `undo` can return."""
+        return len(self._steps)
+
+    def undo(self, mark: int = 0) -> None:
+        """Takes back the changes made after `mark`, the newest first."""
+        while len(self._steps) > mark:
+            self._steps.pop()()
+
+    def replace(self, parent: nn.Module, name: str, module: nn.Module) -> None:
+        """Puts `module` where `parent.<name>` was."""
+        original = parent._modules[name]
+        assert original is not None
+        copy_plain_attributes(original, module)
+        module.train(original.training)
+        parent._modules[name] = module
+        self.replacements[original] = module
+        self._steps.append(lambda: self._put_back(parent, name, original))
+
+    def _put_back(self, parent: nn.Module, name: str, original: nn.Module) -> None:
+        parent._modules[name] = original
+        self.replacements.pop(original, None)
+
+    def attach(self, parent: nn.Module, name: str, module: nn.Module) -> None:
+        """Adds a new child; it must own no parameters that the state dict would list twice."""
+        assert name not in parent._modules
+        parent._modules[name] = module
+        self._steps.append(lambda: parent._modules.__delitem__(name))
+
+    def set_attribute(self, target: object, name: str, value: Any) -> None:
+        """Sets an instance attribute, e.g. a module's `forward` or a field of a config."""
+        fields = vars(target)
+        if name in fields:
+            before = fields[name]
+            self._steps.append(lambda: fields.__setitem__(name, before))
+        else:
+            self._steps.append(lambda: fields.__delitem__(name))
+        fields[name] = value
+
+    def on_undo(self, step: Callable[[], None]) -> None:
+        """Notes a step back for a change that the caller made."""
+        self._steps.append(step)
+
+
+def copy_plain_attributes(source: nn.Module, target: nn.Module) -> None:
+    """Model code may read numbers such as `in_features` or `padding_idx` off the new module."""
+    for name, value in vars(source).items():
+        plain = isinstance(value, (bool, int, float, str, type(None)))
+        if plain and not name.startswith("_") and not hasattr(target, name):
+            vars(target)[name] = value
