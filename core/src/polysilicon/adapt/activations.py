@@ -47,7 +47,7 @@ def recognise_activation(candidate: Candidate) -> tuple[Layer, float]:
     found: tuple[Layer, float] | None = None
     for kind in KINDS:
         try:
-            layer = Activation(kind)
+            layer = Activation(kind, dtype=candidate.dtype)
             probes = (call(x) for x in tensors(_WIDTH, like))
             error = verify(candidate.module, layer, probes, dtype=candidate.dtype)
         except Unverified:

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from polysilicon.adapt import activations, attending, linears, mlps, norms, proof, rotary
-from polysilicon.adapt.interface import Interface
-from polysilicon.adapt.probe import Unverified, undisturbed
-from polysilicon.adapt.recording import Recording, record, run_probe
+from polysilicon.adapt import attending, proof, replacing
+from polysilicon.adapt.probe import undisturbed
+from polysilicon.adapt.recording import run_probe
 from polysilicon.adapt.refusals import refuse
-from polysilicon.adapt.report import Kind, Report, Row
-from polysilicon.adapt.structure import Candidate, is_leaf, label, obstacle, parameters
-from polysilicon.adapt.surgery import Surgery
+from polysilicon.adapt.report import Report
+from polysilicon.adapt.work import Work
 from polysilicon.errors import AdaptError
-from polysilicon.layers.attention import Attention, PagedContext
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
-    from polysilicon.layers.base import Layer
-
-    Recogniser = Callable[[Candidate], tuple[Layer, float]]
+    from polysilicon.adapt.surgery import Surgery
+    from polysilicon.layers.attention import Attention, PagedContext
 
 _MARK = "_polysilicon_adapted"
 
@@ -80,7 +74,15 @@ def adapt(model: nn.Module, *, device: str = "cpu") -> Adapted:
     _check_device(model, device)
     model.eval()
     with undisturbed(model):
-        return _Adaptation(model).run()
+        work = Work(model)
+        work.surgery.set_attribute(model, _MARK, True)
+        try:
+            _run(work)
+        except BaseException:
+            work.surgery.undo()
+            raise
+    attention = [work.attention[path] for path in work.modules if path in work.attention]
+    return Adapted(model, _report(work), work.context, attention, work.surgery)
 
 
 def _check_device(model: nn.Module, device: str) -> None:
@@ -93,31 +95,63 @@ def _check_device(model: nn.Module, device: str) -> None:
         )
 
 
-class _Adaptation:
-    """One run of adapt(): the model, what was recorded of it, the changes and the rows so far."""
+def _run(work: Work) -> None:
+    expected, failure = _expected(work)
+    attention = attending.Attending(work) if expected else None
+    if attention is not None:
+        attention.record()
+    replacing.replace_leaves(work)
+    replacing.replace_mlps(work)
+    if attention is None:
+        work.paged = f"the probe prompt did not run: {failure}"
+        return
+    mark = work.surgery.mark
+    attention.replace()
+    bound = proof.model_bound(work.dtype, len(work.modules) // 8 + 1)
+    _prove(work, attention, expected, bound, mark)
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.surgery = Surgery()
-        self.context = PagedContext()
-        self.recording = Recording()
-        self.rows: dict[str, Row] = {}
-        self.dtype = next(
-            (p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32
+
+def _expected(work: Work) -> tuple[list[Tensor], str]:
+    """Logits of the untouched model, empty with the reason where the probe prompt fails."""
+    if any(p.is_meta for p in work.model.parameters()):
+        return [], "weights are on the meta device"
+    try:
+        return run_probe(work.model), ""
+    # Model code on an ordinary prompt: models that need more than token ids raise all sorts.
+    except Exception as error:
+        return [], f"{type(error).__name__}: {error}"
+
+
+def _prove(
+    work: Work,
+    attention: attending.Attending,
+    expected: list[Tensor],
+    bound: float,
+    mark: int,
+) -> None:
+    """Whole-model check; takes back the attention, then everything, until the logits agree."""
+    failure = proof.check_model(work.model, expected, bound)
+    if failure:
+        attention.take_back(mark, failure)
+        failure = proof.check_model(work.model, expected, bound)
+    if failure:
+        raise AdaptError(
+            f"{type(work.model).__name__}: every module was proved alone, but {failure}; the "
+            "model is as it was, please report this"
         )
-        self.attention: list[Attention] = []
-        self.paged = ""
+    if not work.attention:
+        work.paged = work.paged or "none of its attention could be adapted"
+    if not work.paged:
+        layers = list(work.attention.values())
+        work.paged = proof.check_paged(work.model, work.context, layers, bound)
 
-    def run(self) -> Adapted:
-        self.surgery.set_attribute(self.model, _MARK, True)
-        expected = self._expected()
-        interface = self._record() if expected else None
-        self._replace_leaves()
-        self._replace_mlps()
-        leaves = self.surgery.mark
-        if interface is not None:
-            self._replace_attention(interface)
-        if expected:
-            proof.whole_model(self, expected, leaves)
-        self._list_attention_left()
-        return Adapted(self.model, self._report(), self.context, self.attention, self.surgery)
+
+def _report(work: Work) -> Report:
+    order = {path: index for index, path in enumerate(work.modules)}
+    rows = sorted(work.rows.values(), key=lambda row: order[row.path])
+    return Report(
+        architecture=type(work.model).__name__,
+        dtype=str(work.dtype).removeprefix("torch."),
+        rows=tuple(rows),
+        paged=work.paged or None,
+    )

@@ -1,42 +1,24 @@
-"""Puts our attention into a model: behind the interface first, then in one piece where it fits."""
+"""The attention pass: our layer behind Transformers' interface, in one piece where it fits."""
 
 from __future__ import annotations
 
 import copy
-import inspect
-import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from polysilicon.adapt import structure
+from polysilicon.adapt import fusing
 from polysilicon.adapt.attention import build_attention, check_mask
-from polysilicon.adapt.interface import CHILD, KNOWN, Interface, original_function
-from polysilicon.adapt.probe import Inputs, Unverified, first_verified, generator, verify
-from polysilicon.adapt.self_attention import NormPlace, Parts, RotaryForm, SelfAttention
-from polysilicon.layers.activation import Activation
-from polysilicon.layers.linear import Linear
-from polysilicon.layers.norm import LayerNorm, RMSNorm
+from polysilicon.adapt.interface import CHILD, KNOWN, Interface, Recorder, original_function
+from polysilicon.adapt.probe import Unverified
+from polysilicon.adapt.recording import record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import nn
 
-    from polysilicon.adapt.recording import ModuleCall, Recording
     from polysilicon.adapt.surgery import Surgery
-    from polysilicon.layers.attention import Attention
-
-#: Child that holds the one-piece form.
-FUSED_CHILD = "polysilicon_self_attention"
-
-_FORMS: tuple[RotaryForm, ...] = (
-    "neox",
-    "interleaved",
-    "neox_half",
-    "interleaved_half",
-)
+    from polysilicon.adapt.work import Work
 
 
 def configs_of(model: nn.Module) -> list[Any]:
@@ -60,6 +42,11 @@ class Switch:
 
     before: dict[int, str]
 
+    @property
+    def masks(self) -> str:
+        """Kind of mask that every module of the model can read."""
+        return "eager" if "eager" in self.before.values() else "sdpa"
+
     def implementation(self, module: nn.Module) -> str:
         """What `module` used before the switch."""
         return self.before[id(module.config)]
@@ -77,162 +64,95 @@ def switch_configs(model: nn.Module, interface: Interface, surgery: Surgery) -> 
         if name in KNOWN:
             before[id(config)] = name
             surgery.set_attribute(config, "_attn_implementation_internal", interface.name)
-    interface.mask_implementation = "eager" if "eager" in before.values() else "sdpa"
-    return Switch(before)
+    switch = Switch(before)
+    interface.mask_implementation = switch.masks
+    return switch
 
 
 def keep_module(module: nn.Module, switch: Switch, surgery: Surgery) -> None:
     """A module that stays reads its old implementation from a config of its own."""
-    config = copy.copy(module.config)
+    config: Any = copy.copy(module.config)
     config._attn_implementation_internal = switch.implementation(module)
     surgery.set_attribute(module, "config", config)
 
 
-def attach_attention(
-    module: nn.Module,
-    path: str,
-    recording: Recording,
-    switch: Switch,
-    interface: Interface,
-    surgery: Surgery,
-) -> tuple[Attention, float, str]:
-    """Our layer behind the interface; with the error, and why the engine can't use it if so.
+class Attending:
+    """The switch of configs, what was recorded under it, and what came of it."""
 
-    Raises:
-        Unverified: the layer does not reproduce the function that the module called.
-    """
-    calls = recording.attention[module]
-    layer, error = build_attention(
-        module, calls, switch.original(module), interface.context, path
-    )
-    surgery.attach(module, CHILD, layer)
-    return layer, error, check_mask(layer, calls, recording)
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.interface = Interface(work.context)
+        work.surgery.on_undo(self.interface.unregister)
+        self.switch = switch_configs(work.model, self.interface, work.surgery)
 
+    def record(self) -> None:
+        """Runs the probe prompts with every module call and attention call written down."""
+        recorder = Recorder(self.switch.original)
+        self.interface.recorder = recorder
+        recording = record(self.work.model)
+        self.interface.recorder = None
+        recording.attention, recording.masks = recorder.calls, recorder.masks
+        self.work.recording = recording
 
-def fuse(
-    module: nn.Module,
-    layer: Attention,
-    recording: Recording,
-    surgery: Surgery,
-) -> float:
-    """Replaces the module's forward by the one-piece form; returns the error measured.
+    def replace(self) -> None:
+        """Puts our layer into every module that called the interface; lists the others."""
+        work, kept = self.work, False
+        for path, module in work.modules.items():
+            if module in work.recording.attention:
+                kept = not self._attach(path, module) or kept
+            elif _attends_by_itself(path, module, work):
+                work.kept(path, "attention", "it computes attention in its own code")
+        if not kept:
+            # Additive masks are for the eager functions of modules that stay.
+            self.interface.mask_implementation = "sdpa"
 
-    Raises:
-        Unverified: its children do not look like the standard form, or the results differ.
-    """
-    seen = recording.calls[module][0]
-    _check_signature(module, seen)
-    parts = _parts(module, layer, seen, surgery)
-    layer_idx = getattr(module, "layer_idx", None)
-    if not isinstance(layer_idx, int):
-        raise Unverified("it has no layer_idx")
-    probes = _probes(module, seen)
-    attempts = []
-    for rotary, place in itertools.product(_forms(seen), _places(parts)):
-        attempts.append(_attempt(module, parts, layer, rotary, place, layer_idx, probes))
-    fused, error = first_verified(attempts, "it takes no form that we know")
-    surgery.attach(module, FUSED_CHILD, fused)
-    surgery.set_attribute(module, "forward", fused.forward)
-    return error
+    def _attach(self, path: str, module: nn.Module) -> bool:
+        work = self.work
+        calls = work.recording.attention[module]
+        try:
+            layer, error = build_attention(
+                module, calls, self.switch.original(module), self.interface.context, path
+            )
+        except Unverified as failure:
+            self._keep(path, module, str(failure))
+            return False
+        work.surgery.attach(module, CHILD, layer)
+        work.attention[path] = layer
+        paged = check_mask(layer, calls, work.recording)
+        work.paged = work.paged or (f"{path}: {paged}" if paged else "")
+        self._fuse(path, module, error)
+        return True
 
+    def _fuse(self, path: str, module: nn.Module, error: float) -> None:
+        work = self.work
+        layer = work.attention[path]
+        try:
+            worst = fusing.fuse(module, layer, work.recording, work.surgery)
+        except Unverified as failure:
+            work.replaced(path, "attention", layer, error, f"q, k, v stay apart: {failure}")
+            return
+        fused = module.get_submodule(fusing.CHILD)
+        work.replaced(path, "attention", fused, max(error, worst))
 
-def _check_signature(module: nn.Module, seen: ModuleCall) -> None:
-    if not isinstance(seen.output, tuple) or len(seen.output) != 2:
-        raise Unverified("it does not return a pair of output and weights")
-    ours = list(inspect.signature(SelfAttention.forward).parameters)[1:]
-    theirs = list(inspect.signature(module.forward).parameters)
-    if theirs[: len(seen.args)] != ours[: len(seen.args)]:
-        raise Unverified("its positional arguments are of another order")
+    def _keep(self, path: str, module: nn.Module, reason: str) -> None:
+        keep_module(module, self.switch, self.work.surgery)
+        self.work.kept(path, "attention", reason)
+        self.work.paged = self.work.paged or f"{path} was kept: {reason}"
 
-
-def _attempt(
-    module: nn.Module,
-    parts: Parts,
-    layer: Attention,
-    rotary: RotaryForm,
-    place: NormPlace,
-    layer_idx: int,
-    probes: list[Inputs],
-) -> Callable[[], tuple[SelfAttention, float]]:
-    def attempt() -> tuple[SelfAttention, float]:
-        fused = SelfAttention(
-            parts, layer, rotary=rotary, norm_place=place, layer_idx=layer_idx
-        )
-        weight = parts.out.weight
-        error = verify(
-            lambda *a, **k: module.forward(*a, **k)[0],
-            lambda *a, **k: fused(*a, **k)[0],
-            probes,
-            dtype=weight.dtype,
-            reduction=4 * max(weight.shape),
-        )
-        return fused, error
-
-    return attempt
+    def take_back(self, mark: int, reason: str) -> None:
+        """Undoes the pass; every module has the implementation that it had before."""
+        work = self.work
+        work.surgery.undo(mark)
+        for path, module in work.modules.items():
+            if module in work.recording.attention:
+                self._keep(path, module, reason)
+        work.attention.clear()
+        self.interface.mask_implementation = self.switch.masks
 
 
-def _forms(seen: ModuleCall) -> tuple[RotaryForm, ...]:
-    embeddings = seen.kwargs.get("position_embeddings")
-    pair = isinstance(embeddings, (tuple, list)) and len(embeddings) == 2
-    return (*_FORMS, "none") if pair else ("none",)
-
-
-def _places(parts: Parts) -> tuple[NormPlace, ...]:
-    return ("none",) if parts.norms is None else ("head", "projection", "rotated")
-
-
-def _parts(module: nn.Module, layer: Attention, seen: ModuleCall, surgery: Surgery) -> Parts:
-    """The adapted children by what they were given in the recorded call."""
-    hidden = structure.first_tensor(seen)
-    linears: list[tuple[Linear, ModuleCall]] = []
-    norms: list[nn.Module] = []
-    for child, inner in seen.children:
-        ours = surgery.replacements.get(child)
-        if isinstance(ours, Linear):
-            linears.append((ours, inner))
-        elif isinstance(ours, (RMSNorm, LayerNorm)):
-            norms.append(ours)
-        elif isinstance(ours, Activation) or any(True for _ in child.parameters()):
-            raise Unverified(f"it also runs {type(child).__name__}")
-    if len(seen.children) != len({id(child) for child, _ in seen.children}):
-        raise Unverified("it calls a child twice")
-    inputs = tuple(ours for ours, inner in linears if structure.first_tensor(inner) is hidden)
-    outputs = [ours for ours, inner in linears if structure.first_tensor(inner) is not hidden]
-    if len(inputs) not in (1, 3) or len(outputs) != 1 or len(norms) not in (0, 2):
-        raise Unverified(
-            f"it has {len(inputs)} input projections, {len(outputs)} output projections and "
-            f"{len(norms)} norms, expected 1 or 3, 1, and 0 or 2"
-        )
-    _check_widths(layer, inputs, outputs[0])
-    pair = (norms[0], norms[1]) if norms else None
-    return Parts(inputs, outputs[0], pair)
-
-
-def _check_widths(layer: Attention, inputs: tuple[Linear, ...], out: Linear) -> None:
-    q, k = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
-    v = layer.num_kv_heads * layer.v_head_dim
-    widths = [part.out_features for part in inputs]
-    if widths not in ([q, k, v], [q + k + v]):
-        raise Unverified(f"its projections have widths {widths}, expected {[q, k, v]}")
-    if out.in_features != layer.num_heads * layer.v_head_dim:
-        raise Unverified("its output projection does not take the heads' values")
-    if any(part.transposed for part in (*inputs, out)):
-        raise Unverified("its weights are stored transposed")
-
-
-def _probes(module: nn.Module, seen: ModuleCall) -> list[Inputs]:
-    """The recorded call again with other hidden states, and without a cache."""
-    hidden = structure.first_tensor(seen)
-    assert hidden is not None
-    source = generator()
-    probes = []
-    for magnitude in (1e-4, 1e-2, 1.0, 1e1):
-        x = torch.randn(hidden.shape, generator=source).to(hidden) * magnitude
-        args = tuple(x if value is hidden else value for value in seen.args)
-        kwargs = {
-            name: x if value is hidden else value
-            for name, value in seen.kwargs.items()
-            if name not in ("cache", "past_key_values")
-        }
-        probes.append(Inputs(args, kwargs))
-    return probes
+def _attends_by_itself(path: str, module: nn.Module, work: Work) -> bool:
+    """By its name, for the report only: nothing else tells what unknown code computes."""
+    if path in work.rows or "attention" not in type(module).__name__.lower():
+        return False
+    inside = any(other.startswith(f"{path}.") for other in work.attention)
+    return not inside and not any(m in work.recording.attention for m in module.modules())

@@ -115,8 +115,8 @@ def build_attention(
             dtype=dtype,
             context=context,
         )
-    except ValueError as error:
-        raise Unverified(str(error)) from error
+    except ValueError as refusal:
+        raise Unverified(str(refusal)) from refusal
     kwargs = calls[0].kwargs
 
     def theirs(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

@@ -31,8 +31,6 @@ KNOWN = ("sdpa", "eager")
 
 _numbers = itertools.count(1)
 
-Result = "tuple[Tensor, Tensor | None]"
-
 
 @dataclass
 class AttentionCall:
@@ -54,14 +52,22 @@ class Recorder:
     #: id of a mask tensor → (the tensor, kept alive so that its id stays its own; its function)
     masks: dict[int, tuple[Any, Callable[..., Any]]] = field(default_factory=dict)
 
+    def run(self, module: nn.Module, seen: AttentionCall) -> tuple[Tensor, Tensor | None]:
+        """Notes the call and answers it as before."""
+        self.calls.setdefault(module, []).append(seen)
+        result: tuple[Tensor, Tensor | None] = self.original(module)(
+            module, seen.query, seen.key, seen.value, seen.mask, **seen.kwargs
+        )
+        return result
+
 
 class Interface:
     """The registered pair of functions of one model; records first, then runs our layers."""
 
-    def __init__(self, context: PagedContext, original: str) -> None:
+    def __init__(self, context: PagedContext) -> None:
         self.name = f"polysilicon-{next(_numbers)}"
         self.context = context
-        self.mask_implementation = original
+        self.mask_implementation = "sdpa"
         self.recorder: Recorder | None = None
         ALL_ATTENTION_FUNCTIONS.register(self.name, self._attention_function())
         ALL_MASK_ATTENTION_FUNCTIONS.register(self.name, self._mask_function())
@@ -81,7 +87,8 @@ class Interface:
             **kwargs: Any,
         ) -> tuple[Tensor, Tensor | None]:
             if self.recorder is not None:
-                return _record(self.recorder, module, query, key, value, attention_mask, kwargs)
+                seen = AttentionCall(query, key, value, attention_mask, dict(kwargs))
+                return self.recorder.run(module, seen)
             refuse_weights(kwargs)
             layer = module._modules[CHILD]
             return run_layer(layer, query, key, value, attention_mask), None
@@ -111,7 +118,8 @@ def run_layer(layer: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tenso
     if mask is None and layer.causal and 1 < queries < key.shape[2]:
         # An empty static cache: the keys past the queries are not written yet.
         key, value = key[:, :, :queries], value[:, :, :queries]
-    return layer(query, key, value, mask)
+    out: Tensor = layer(query, key, value, mask)
+    return out
 
 
 def refuse_weights(kwargs: dict[str, Any]) -> None:
@@ -126,7 +134,8 @@ def refuse_weights(kwargs: dict[str, Any]) -> None:
 def original_function(module: nn.Module, implementation: str) -> Callable[..., Any]:
     """The function that `module` called before: a registered one, or eager of its own file."""
     if implementation in ALL_ATTENTION_FUNCTIONS._global_mapping:
-        return ALL_ATTENTION_FUNCTIONS._global_mapping[implementation]
+        registered: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS._global_mapping[implementation]
+        return registered
     names = vars(sys.modules[type(module).__module__])
     eager = [name for name in names if name.endswith("eager_attention_forward")]
     if len(eager) != 1:
@@ -134,18 +143,5 @@ def original_function(module: nn.Module, implementation: str) -> Callable[..., A
             f"the eager attention function of {type(module).__name__} cannot be told: "
             f"found {eager or 'none'}"
         )
-    return names[eager[0]]
-
-
-def _record(
-    recorder: Recorder,
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    kwargs: dict[str, Any],
-) -> Any:
-    seen = AttentionCall(query, key, value, mask, dict(kwargs))
-    recorder.calls.setdefault(module, []).append(seen)
-    return recorder.original(module)(module, query, key, value, mask, **kwargs)
+    function: Callable[..., Any] = names[eager[0]]
+    return function

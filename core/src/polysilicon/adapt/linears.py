@@ -74,11 +74,9 @@ def _linear(
 
 
 def _verified(candidate: Candidate, layer: Layer, width: int) -> tuple[Layer, float]:
-    weight: Tensor = layer.weight
+    weight: Tensor = candidate.module.get_parameter("weight")
     probes = (call(x) for x in tensors(width, weight))
-    return layer, verify(
-        candidate.module, layer, probes, dtype=weight.dtype, reduction=width
-    )
+    return layer, verify(candidate.module, layer, probes, dtype=weight.dtype, reduction=width)
 
 
 def recognise_embedding(candidate: Candidate) -> tuple[Layer, float]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
-
-import torch
-from torch import nn
 
 from polysilicon.adapt import structure
 from polysilicon.adapt.probe import call, first_verified, tensors, verify
@@ -16,6 +14,9 @@ from polysilicon.layers.mlp import GatedMLP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    import torch
+    from torch import nn
 
     from polysilicon.adapt.structure import Candidate
     from polysilicon.records import Problem
@@ -50,8 +51,8 @@ class FusedGatedMLP(Layer):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., hidden] → [..., hidden]."""
-        merged = self._modules[self.names[0]](x)
-        y: torch.Tensor = self._modules[self.names[1]](self.gated(merged))
+        merged = self.get_submodule(self.names[0])(x)
+        y: torch.Tensor = self.get_submodule(self.names[1])(self.gated(merged))
         return y
 
 
@@ -122,7 +123,11 @@ def _two(candidate: Candidate, linears: dict[str, Linear]) -> Iterator[Attempt]:
             continue
         for kind in _kinds(candidate.module):
             layer = FusedGatedMLP(merged, down, kind, (first, second))
-            yield lambda layer=layer, merged=merged: (layer, _check(candidate, layer, merged))
+            yield partial(_attempt_fused, candidate, layer, merged)
+
+
+def _attempt_fused(candidate: Candidate, layer: Layer, merged: Linear) -> tuple[Layer, float]:
+    return layer, _check(candidate, layer, merged)
 
 
 def _check(

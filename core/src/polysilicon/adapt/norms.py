@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -84,9 +84,10 @@ def _plain(
     probes = [call(x) for x in tensors(width, like)]
     offsets = (0.0,) if weight is None else (0.0, 1.0)
     for eps, offset in itertools.product(structure.small_numbers(candidate.module), offsets):
-        layers: list[Layer] = [LayerNorm(weight, bias, eps, offset)]
+        sizes: dict[str, Any] = {"hidden": width, "dtype": candidate.dtype}
+        layers: list[Layer] = [LayerNorm(weight, bias, eps, offset, **sizes)]
         if bias is None:
-            layers.insert(0, RMSNorm(weight, eps, offset))
+            layers.insert(0, RMSNorm(weight, eps, offset, **sizes))
         for layer in layers:
             yield _attempt(candidate, layer, probes, width)
 
@@ -101,15 +102,21 @@ def _gated(
     for group, before, eps, offset in itertools.product(
         groups, (False, True), structure.small_numbers(candidate.module), (0.0, 1.0)
     ):
-        layer = GatedRMSNorm(weight, eps, offset, norm_before_gate=before, group_size=group)
+        layer = GatedRMSNorm(
+            weight,
+            eps,
+            offset,
+            norm_before_gate=before,
+            group_size=group,
+            hidden=width,
+            dtype=candidate.dtype,
+        )
         yield _attempt(candidate, layer, probes, width)
 
 
 def _attempt(candidate: Candidate, layer: Layer, probes: list[Inputs], width: int) -> Attempt:
     def attempt() -> tuple[Layer, float]:
-        error = verify(
-            candidate.module, layer, probes, dtype=candidate.dtype, reduction=width
-        )
+        error = verify(candidate.module, layer, probes, dtype=candidate.dtype, reduction=width)
         return layer, error
 
     return attempt

@@ -26,7 +26,7 @@ def model_bound(dtype: torch.dtype, layers: int) -> float:
     """
     if dtype in (torch.float32, torch.float64):
         return 1e-4
-    return 4 * torch.finfo(dtype).eps * (10 * layers) ** 0.5
+    return float(4 * torch.finfo(dtype).eps * (10 * layers) ** 0.5)
 
 
 def check_model(model: nn.Module, expected: list[Tensor], bound: float) -> str:

@@ -100,16 +100,13 @@ def run_probe(model: nn.Module) -> list[Tensor]:
 
 
 def _decode_step(model: nn.Module, first: Any, keep: Tensor) -> list[Tensor]:
-    cache = {
-        name: first[name]
-        for name in ("cache", "past_key_values", "cache_params")
-        if name in first and first[name] is not None
-    }
-    if not cache or "cache_params" in cache:
+    # Only real keys: Transformers answers old spellings too, with a warning.
+    name = next((name for name in ("cache", "past_key_values") if name in list(first)), None)
+    if name is None or first[name] is None:
         return []
     ids = probe_ids(model, 2, PROMPT + 1)[:, -1:]
     keep = torch.cat([keep, torch.ones_like(ids)], dim=1)
-    step: Any = model(input_ids=ids, attention_mask=keep, use_cache=True, **cache)
+    step: Any = model(input_ids=ids, attention_mask=keep, use_cache=True, **{name: first[name]})
     return [step.logits[:, 0]]
 
 

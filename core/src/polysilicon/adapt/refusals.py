@@ -33,11 +33,11 @@ def refuse(model: nn.Module) -> None:
 def _refuse_quantised(model: nn.Module) -> None:
     config: Any = model.config
     settings = getattr(config, "quantization_config", None)
-    quantiser = getattr(model, "hf_quantizer", None)
-    if settings is None and quantiser is None:
-        return
-    if settings is None:
+    quantiser: Any = getattr(model, "hf_quantizer", None)
+    if settings is None and quantiser is not None:
         settings = quantiser.quantization_config
+    if settings is None:
+        return
     fields = settings if isinstance(settings, dict) else vars(settings)
     method = fields.get("quant_method", "an unnamed method")
     raise AdaptError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from polysilicon.adapt import activations, linears, mlps, norms, rotary
@@ -10,8 +11,6 @@ from polysilicon.adapt.structure import Candidate, is_leaf, label, obstacle, par
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from torch import nn
 
     from polysilicon.adapt.report import Kind
     from polysilicon.adapt.work import Work
@@ -77,3 +76,9 @@ def replace_mlps(work: Work) -> None:
         if not _try(work, candidate, "mlp", mlps.recognise_gated_mlp):
             # Not an omission: its parts are ours already.
             del work.rows[path]
+            continue
+        merged = work.rows[path]
+        for other, row in work.rows.items():
+            if row.kind == "activation" and other.rpartition(".")[0] == path:
+                by, op = merged.replaced_by, merged.op
+                work.rows[other] = dataclasses.replace(row, replaced_by=by, op=op)

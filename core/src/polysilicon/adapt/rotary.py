@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from polysilicon.adapt import structure
 from polysilicon.adapt.probe import Inputs, call, first_verified, generator, verify
 from polysilicon.layers.base import Layer
-from polysilicon.layers.rotary import RotaryEmbedding
+from polysilicon.layers.rotary import Output, RotaryEmbedding
 from polysilicon.layers.rotary_scaling import RULES, RotaryFrequencies, frequencies
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from polysilicon.records import Problem
 
 _SUFFIX = "inv_freq"
-_OUTPUTS = ("duplicated", "repeated", "half")
+_OUTPUTS: tuple[Output, ...] = ("duplicated", "repeated", "half")
 
 
 class RotaryByLayerType(Layer):
@@ -99,6 +100,7 @@ def _one(
     forms = itertools.product(
         list(_rules(module, prefix, layer_type)), _sections(module, layer_type), _OUTPUTS
     )
+    precisions = (False,) if candidate.dtype == torch.float32 else (False, True)
     attempts: list[Callable[[], tuple[Any, float]]] = []
     for rule, (sections, mixed), output in forms:
         try:
@@ -111,8 +113,7 @@ def _one(
             )
         except ValueError:
             continue
-        precisions = (False,) if candidate.dtype == torch.float32 else (False, True)
-        attempts += [lambda la=layer, p=full: attempt(la, p) for full in precisions]
+        attempts += [partial(attempt, layer, full) for full in precisions]
     return first_verified(attempts, "its sections do not fit its frequencies")
 
 
@@ -197,7 +198,7 @@ def _axes(candidate: Candidate) -> int:
 def unchanged(module: nn.Module) -> Iterator[None]:
     """Restores buffers and plain attributes: dynamic scalings keep the longest length seen."""
     own = dict(vars(module))
-    held = {name: value for name, value in module._buffers.items()}
+    held = dict(module._buffers.items())
     copies = {name: value.clone() for name, value in held.items() if value is not None}
     try:
         yield
@@ -210,5 +211,3 @@ def unchanged(module: nn.Module) -> Iterator[None]:
                 value.copy_(copies[name])
         for name in set(module._buffers) - set(held):
             del module._buffers[name]
-
-

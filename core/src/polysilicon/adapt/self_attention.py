@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor, nn
 
 from polysilicon.adapt.interface import refuse_weights, run_layer
 from polysilicon.layers.base import Layer, dtype_name
@@ -15,10 +14,29 @@ from polysilicon.ops import rotary_embedding
 from polysilicon.records import Problem
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor, nn
+
     from polysilicon.layers.attention import Attention
 
-#: How cos and sin come (see RotaryEmbedding) and which numbers of a head form a pair.
-RotaryForm = Literal["none", "neox", "interleaved", "neox_half", "interleaved_half"]
+
+@dataclass(frozen=True)
+class RotaryForm:
+    """How cos and sin come (see RotaryEmbedding's `output`), and whether pairs are interleaved."""
+
+    angles: Literal["duplicated", "repeated", "half"]
+    interleaved: bool
+
+    def halves(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """One number a pair, as our op takes them."""
+        if self.angles == "duplicated":
+            half = cos.shape[-1] // 2
+            return cos[..., :half], sin[..., :half]
+        if self.angles == "repeated":
+            return cos[..., ::2], sin[..., ::2]
+        return cos, sin
+
 
 #: Where the norms of q and k stand: none, on the whole projection, on each head, or on each head
 #: after the rotation.
@@ -46,12 +64,20 @@ class SelfAttention(Layer):
         layer_idx: the module's place in Transformers' cache.
     """
 
+    #: The product that yields q, k and v side by side, and the parts registered elsewhere.
+    project: Callable[[Tensor], Tensor]
+    out: Linear
+    norms: tuple[nn.Module, nn.Module] | None
+    attend: Attention
+    # Bound callable; prepare() replaces it by what it chose for the device.
+    rotary_kernel: Callable[..., tuple[Tensor, Tensor]]
+
     def __init__(
         self,
         parts: Parts,
         attention: Attention,
         *,
-        rotary: RotaryForm,
+        rotary: RotaryForm | None,
         norm_place: NormPlace,
         layer_idx: int,
     ) -> None:
@@ -61,24 +87,22 @@ class SelfAttention(Layer):
         self.sizes = attention.head_dim, attention.head_dim, attention.v_head_dim
         self.widths = [count * size for count, size in zip(self.heads, self.sizes, strict=True)]
         self.rotary, self.norm_place, self.layer_idx = rotary, norm_place, layer_idx
-        self.interleaved = rotary.startswith("interleaved")
         # Plain attributes: these modules are registered where the model has them.
-        object.__setattr__(self, "project_out", parts.out)
-        object.__setattr__(self, "norms", parts.norms)
-        object.__setattr__(self, "attention", attention)
+        for name, value in (("out", parts.out), ("norms", parts.norms), ("attend", attention)):
+            object.__setattr__(self, name, value)
         if len(parts.qkv) == 1:
             object.__setattr__(self, "project", parts.qkv[0])
         else:
-            self.project = MergedLinear(parts.qkv)
-        self.dtype = parts.out.weight.dtype
-        self.bind_kernel("rotary_kernel", rotary_embedding.torch_kernel)
+            self.add_module("project", MergedLinear(parts.qkv))
+        if rotary is not None:
+            self.bind_kernel("rotary_kernel", rotary_embedding.torch_kernel)
 
     def problems(self) -> dict[str, Problem]:
         """The rotation; its other ops belong to the layers that it is made of."""
-        if self.rotary == "none":
+        if self.rotary is None:
             return {}
-        facts = {"head_size": self.sizes[0], "interleaved": self.interleaved}
-        dtype = dtype_name(self.project_out.weight.dtype)
+        facts = {"head_size": self.sizes[0], "interleaved": self.rotary.interleaved}
+        dtype = dtype_name(self.out.weight.dtype)
         return {"rotary_kernel": Problem(op="rotary_embedding", dtype=dtype, facts=facts)}
 
     def forward(
@@ -94,21 +118,21 @@ class SelfAttention(Layer):
         refuse_weights(kwargs)
         leading = hidden_states.shape[:-1]
         q, k, v = self._heads(self.project(hidden_states), leading)
-        if self.rotary != "none":
+        if self.rotary is not None:
             assert position_embeddings is not None
-            q, k = self._rotate(q, k, *position_embeddings)
+            q, k = self._rotate(self.rotary, q, k, *position_embeddings)
         if self.norm_place == "rotated":
             q, k = self._norm(q, k)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         cache = past_key_values if cache is None else cache
         if cache is not None:
             k, v = cache.update(k, v, self.layer_idx)
-        out = run_layer(self.attention, q, k, v, attention_mask)
-        return self.project_out(out.reshape(*leading, -1)), None
+        out = run_layer(self.attend, q, k, v, attention_mask)
+        return self.out(out.reshape(*leading, -1)), None
 
     def _heads(self, merged: Tensor, leading: torch.Size) -> list[Tensor]:
         """q, k and v as [b, t, heads, size]."""
-        parts = list(merged.split(self.widths, dim=-1))
+        parts = list(torch.split(merged, self.widths, dim=-1))
         if self.norm_place == "projection":
             parts[:2] = self._norm(parts[0], parts[1])
         shaped = [
@@ -123,18 +147,15 @@ class SelfAttention(Layer):
         assert self.norms is not None
         return self.norms[0](q), self.norms[1](k)
 
-    def _rotate(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        if self.rotary == "neox":
-            half = cos.shape[-1] // 2
-            cos, sin = cos[..., :half], sin[..., :half]
-        elif self.rotary == "interleaved":
-            cos, sin = cos[..., ::2], sin[..., ::2]
-        cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
+    def _rotate(
+        self, form: RotaryForm, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        cos, sin = form.halves(cos.unsqueeze(-2), sin.unsqueeze(-2))
         if cos.dtype == q.dtype:
-            pair: tuple[Tensor, Tensor] = self.rotary_kernel(q, k, cos, sin, self.interleaved)
+            pair: tuple[Tensor, Tensor] = self.rotary_kernel(q, k, cos, sin, form.interleaved)
             return pair
         # Models that keep the angles in float32 rotate in float32.
-        wide = self.rotary_kernel(q.to(cos.dtype), k.to(cos.dtype), cos, sin, self.interleaved)
+        wide = self.rotary_kernel(q.to(cos.dtype), k.to(cos.dtype), cos, sin, form.interleaved)
         return wide[0].to(q.dtype), wide[1].to(k.dtype)
 
     def extra_repr(self) -> str:

@@ -66,9 +66,7 @@ def numbers(module: nn.Module) -> list[float]:
         for name, value in vars(module).items()
         if isinstance(value, (int, float)) and not isinstance(value, bool) and name != "training"
     ]
-    found += [
-        float(value.item()) for value in buffers(module).values() if value.numel() == 1
-    ]
+    found += [float(value.item()) for value in buffers(module).values() if value.numel() == 1]
     return list(dict.fromkeys(found))
 
 

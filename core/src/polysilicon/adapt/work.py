@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-
 
 from polysilicon.adapt.recording import Recording
 from polysilicon.adapt.report import Row
 from polysilicon.adapt.structure import Candidate, first_tensor
 from polysilicon.adapt.surgery import Surgery
 from polysilicon.layers.attention import Attention, PagedContext
+from polysilicon.layers.base import Layer
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,14 +49,18 @@ class Work:
         first = calls[0] if calls else None
         seen = first_tensor(first)
         floating = seen is not None and seen.is_floating_point()
-        return Candidate(path, module, first, seen.dtype if floating and seen is not None else self.dtype)
+        return Candidate(
+            path, module, first, seen.dtype if floating and seen is not None else self.dtype
+        )
 
     def replace(self, path: str, module: nn.Module, layer: nn.Module) -> None:
         """Puts `layer` wherever the model holds `module`."""
         for parent, name in self.places[module]:
             self.surgery.replace(parent, name, layer)
 
-    def replaced(self, path: str, kind: Kind, layer: nn.Module, error: float, note: str = "") -> None:
+    def replaced(
+        self, path: str, kind: Kind, layer: nn.Module, error: float, note: str = ""
+    ) -> None:
         """Notes a row for a module that our layer stands for now."""
         self.rows[path] = Row(
             path=path,
@@ -83,12 +87,10 @@ def places(model: nn.Module) -> dict[nn.Module, list[Place]]:
     return found
 
 
-def ops_of(layer: Any) -> str:
+def ops_of(layer: nn.Module) -> str:
     """Names of the ops of a layer and its own parts, for the report."""
     names: dict[str, None] = {}
     for part in layer.modules():
-        problems = getattr(part, "problems", dict)()
-        names.update(dict.fromkeys(problem.op for problem in problems.values()))
+        if isinstance(part, Layer):
+            names.update(dict.fromkeys(problem.op for problem in part.problems().values()))
     return ", ".join(names)
-
-

@@ -1,0 +1,163 @@
+"""Recognises attention modules of the standard form and gives them the one-piece forward."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from typing import TYPE_CHECKING
+
+import torch
+
+from polysilicon.adapt import structure
+from polysilicon.adapt.probe import Inputs, Unverified, first_verified, generator, verify
+from polysilicon.adapt.self_attention import NormPlace, Parts, RotaryForm, SelfAttention
+from polysilicon.layers.activation import Activation
+from polysilicon.layers.linear import Linear
+from polysilicon.layers.norm import LayerNorm, RMSNorm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from polysilicon.adapt.recording import ModuleCall, Recording
+    from polysilicon.adapt.surgery import Surgery
+    from polysilicon.layers.attention import Attention
+
+#: Child that holds the one-piece form.
+CHILD = "polysilicon_self_attention"
+
+_FORMS = (
+    RotaryForm("duplicated", interleaved=False),
+    RotaryForm("repeated", interleaved=True),
+    RotaryForm("duplicated", interleaved=True),
+    RotaryForm("half", interleaved=False),
+    RotaryForm("half", interleaved=True),
+)
+
+
+def fuse(
+    module: nn.Module,
+    layer: Attention,
+    recording: Recording,
+    surgery: Surgery,
+) -> float:
+    """Replaces the module's forward by the one-piece form; returns the error measured.
+
+    Raises:
+        Unverified: its children do not look like the standard form, or the results differ.
+    """
+    seen = recording.calls[module][0]
+    _check_signature(module, seen)
+    parts = _parts(module, layer, seen, surgery)
+    layer_idx = getattr(module, "layer_idx", None)
+    if not isinstance(layer_idx, int):
+        raise Unverified("it has no layer_idx")
+    probes = _probes(module, seen)
+    attempts = []
+    for rotary, place in itertools.product(_forms(seen), _places(parts)):
+        attempts.append(_attempt(module, parts, layer, rotary, place, layer_idx, probes))
+    fused, error = first_verified(attempts, "it takes no form that we know")
+    surgery.attach(module, CHILD, fused)
+    surgery.set_attribute(module, "forward", fused.forward)
+    return error
+
+
+def _check_signature(module: nn.Module, seen: ModuleCall) -> None:
+    if not isinstance(seen.output, tuple) or len(seen.output) != 2:
+        raise Unverified("it does not return a pair of output and weights")
+    ours = list(inspect.signature(SelfAttention.forward).parameters)[1:]
+    theirs = list(inspect.signature(module.forward).parameters)
+    if theirs[: len(seen.args)] != ours[: len(seen.args)]:
+        raise Unverified("its positional arguments are of another order")
+
+
+def _attempt(
+    module: nn.Module,
+    parts: Parts,
+    layer: Attention,
+    rotary: RotaryForm | None,
+    place: NormPlace,
+    layer_idx: int,
+    probes: list[Inputs],
+) -> Callable[[], tuple[SelfAttention, float]]:
+    def attempt() -> tuple[SelfAttention, float]:
+        fused = SelfAttention(parts, layer, rotary=rotary, norm_place=place, layer_idx=layer_idx)
+        weight = parts.out.weight
+        error = verify(
+            lambda *a, **k: module.forward(*a, **k)[0],
+            lambda *a, **k: fused(*a, **k)[0],
+            probes,
+            dtype=weight.dtype,
+            reduction=4 * max(weight.shape),
+        )
+        return fused, error
+
+    return attempt
+
+
+def _forms(seen: ModuleCall) -> tuple[RotaryForm | None, ...]:
+    embeddings = seen.kwargs.get("position_embeddings")
+    pair = isinstance(embeddings, (tuple, list)) and len(embeddings) == 2
+    return (*_FORMS, None) if pair else (None,)
+
+
+def _places(parts: Parts) -> tuple[NormPlace, ...]:
+    return ("none",) if parts.norms is None else ("head", "projection", "rotated")
+
+
+def _parts(module: nn.Module, layer: Attention, seen: ModuleCall, surgery: Surgery) -> Parts:
+    """The adapted children by what they were given in the recorded call."""
+    hidden = structure.first_tensor(seen)
+    linears: list[tuple[Linear, ModuleCall]] = []
+    norms: list[nn.Module] = []
+    for child, inner in seen.children:
+        ours = surgery.replacements.get(child)
+        if isinstance(ours, Linear):
+            linears.append((ours, inner))
+        elif isinstance(ours, (RMSNorm, LayerNorm)):
+            norms.append(ours)
+        elif isinstance(ours, Activation) or any(True for _ in child.parameters()):
+            raise Unverified(f"it also runs {type(child).__name__}")
+    if len(seen.children) != len({id(child) for child, _ in seen.children}):
+        raise Unverified("it calls a child twice")
+    inputs = tuple(ours for ours, inner in linears if structure.first_tensor(inner) is hidden)
+    outputs = [ours for ours, inner in linears if structure.first_tensor(inner) is not hidden]
+    if len(inputs) not in (1, 3) or len(outputs) != 1 or len(norms) not in (0, 2):
+        raise Unverified(
+            f"it has {len(inputs)} input projections, {len(outputs)} output projections and "
+            f"{len(norms)} norms, expected 1 or 3, 1, and 0 or 2"
+        )
+    _check_widths(layer, inputs, outputs[0])
+    pair = (norms[0], norms[1]) if norms else None
+    return Parts(inputs, outputs[0], pair)
+
+
+def _check_widths(layer: Attention, inputs: tuple[Linear, ...], out: Linear) -> None:
+    q, k = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
+    v = layer.num_kv_heads * layer.v_head_dim
+    widths = [part.out_features for part in inputs]
+    if widths not in ([q, k, v], [q + k + v]):
+        raise Unverified(f"its projections have widths {widths}, expected {[q, k, v]}")
+    if out.in_features != layer.num_heads * layer.v_head_dim:
+        raise Unverified("its output projection does not take the heads' values")
+    if any(part.transposed for part in (*inputs, out)):
+        raise Unverified("its weights are stored transposed")
+
+
+def _probes(module: nn.Module, seen: ModuleCall) -> list[Inputs]:
+    """The recorded call again with other hidden states, and without a cache."""
+    hidden = structure.first_tensor(seen)
+    assert hidden is not None
+    source = generator()
+    probes = []
+    for magnitude in (1e-4, 1e-2, 1.0, 1e1):
+        x = torch.randn(hidden.shape, generator=source).to(hidden) * magnitude
+        args = tuple(x if value is hidden else value for value in seen.args)
+        kwargs = {
+            name: x if value is hidden else value
+            for name, value in seen.kwargs.items()
+            if name not in ("cache", "past_key_values")
+        }
+        probes.append(Inputs(args, kwargs))
+    return probes
