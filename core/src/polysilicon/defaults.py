@@ -80,12 +80,16 @@ def polysilicon_layouts(device: Device) -> Iterable[Layout]:
         Layout(name="plain.embedding", role="embedding", dims=("V", "H")),
         Layout(name="plain.activation", role="activation", dims=("T", "H")),
         Layout(
-            name="kv.blocks",
+            name="kv.blocks_tokens_heads",
             role="kv_block",
-            dims=("blocks", "heads", "tokens", "head_size"),
+            dims=("blocks", "tokens", "heads", "head_size"),
             facts={"block_size": 16},
         ),
     ]
+
+
+#: Ops whose portable kernel reads sizes from tensors, which the compiler can't trace.
+_OPAQUE = ("kv_store", "paged_attention")
 
 
 def _portable(op: str) -> Kernel:
@@ -93,6 +97,8 @@ def _portable(op: str) -> Kernel:
         op=op,
         name=f"{op}.torch",
         target=f"polysilicon.ops.{op}:torch_kernel",
+        form="opaque" if op in _OPAQUE else "traceable",
+        fake=f"polysilicon.ops.{op}:{op}_fake" if op in _OPAQUE else None,
         note="portable PyTorch",
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from polysilicon import selection
+from polysilicon.blame import kernel_failed
 from polysilicon.devices import find, require_runnable
 from polysilicon.explaining import span_text
 from polysilicon.layers.base import Layer
@@ -81,7 +82,7 @@ class Prepared:
 
     def kernel_failed(self, error: BaseException) -> KernelError | None:
         """The error that names the bound kernel that raised `error`; None where none did."""
-        return selection.kernel_failed(error, self.bindings)
+        return kernel_failed(error, self.bindings)
 
 
 def prepare(

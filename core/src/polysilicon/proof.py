@@ -22,11 +22,11 @@ import torch
 
 from polysilicon import ops
 from polysilicon.calling import load_kernel
+from polysilicon.discovery import CORE, core_version
 from polysilicon.errors import PolysiliconError
 from polysilicon.notices import notice
 from polysilicon.ops.contract import Sample
 from polysilicon.ops.verify import as_results, copied, mismatch
-from polysilicon.plugins import CORE, core_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,7 +10,6 @@ from __future__ import annotations
 import difflib
 import functools
 import hashlib
-import inspect
 import itertools
 import os
 from dataclasses import dataclass, field
@@ -18,13 +17,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from polysilicon import ops
-from polysilicon.calling import callable_for, load_kernel, load_target
-from polysilicon.errors import KernelError, PolysiliconError, SelectionError
+from polysilicon.calling import callable_for, load_kernel
+from polysilicon.errors import SelectionError
 from polysilicon.notices import notice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from types import CodeType
 
     from polysilicon.ops.contract import Op
     from polysilicon.records import Device, Kernel, Layout, Problem, Provided
@@ -54,9 +52,10 @@ class Table:
     def fingerprint(self) -> str:
         """A hash that is equal for equal tables, whatever process asks."""
         parts = [repr(provided) for provided in self.provided_devices]
-        for by_device in (self.layouts, self.kernels):
-            for device, entries in sorted(by_device.items()):
-                parts += [f"{device} {_stable(e.record)} {e.origin}" for e in entries]
+        for device, layouts in sorted(self.layouts.items()):
+            parts += [f"{device} {_stable(entry.record)} {entry.origin}" for entry in layouts]
+        for device, kernels in sorted(self.kernels.items()):
+            parts += [f"{device} {_stable(entry.record)} {entry.origin}" for entry in kernels]
         parts += sorted(self.disabled)
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
@@ -432,39 +431,3 @@ def _check_asked(kernel: str | None, state: _Round) -> None:
         raise SelectionError(
             f"kernel {kernel} can't serve {state.problem.op}: {state.against[kernel]}"
         )
-
-
-# --- blame -------------------------------------------------------------------------------------
-
-
-def kernel_failed(error: BaseException, bindings: Iterable[Binding]) -> KernelError | None:
-    """The error to raise where a bound kernel raised `error`; None where no kernel is in its trace.
-
-    The engine's runner wraps a model's forward with it: nothing per call, no lookup until
-    something has failed.
-    """
-    if isinstance(error, PolysiliconError):
-        return None
-    owners: dict[CodeType, tuple[Provided[Kernel], Device]] = {}
-    for binding in bindings:
-        for _, choice in binding.cuts:
-            code = _code(load_target(choice.kernel.target))
-            if code is not None:
-                owners[code] = (choice.provided, binding.device)
-    trace, found = error.__traceback__, None
-    while trace is not None:
-        found = owners.get(trace.tb_frame.f_code, found)
-        trace = trace.tb_next
-    if found is None:
-        return None
-    provided, device = found
-    name = provided.record.name
-    return KernelError(
-        f"kernel {name} ({provided.origin}) raised on {device.name}: {type(error).__name__}: "
-        f"{error}. To run without it: POLYSILICON_DISABLE_KERNELS={name}"
-    )
-
-
-def _code(function: Callable[..., Any]) -> CodeType | None:
-    plain = inspect.unwrap(function)
-    return plain.__code__ if inspect.isfunction(plain) else None
