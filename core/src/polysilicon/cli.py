@@ -63,7 +63,7 @@ def _plugin_app(name: str, distribution: Distribution, entry_point: EntryPoint) 
         check_requirements(distribution)
         loaded = entry_point.load()
     except Refused as why:
-        return _failing(name, distribution, f"{why.reason}. To use it: {why.remedy}")
+        return _failing(name, distribution, f"{why.reason}. What to do: {why.remedy}")
     except (Exception, SystemExit) as error:
         return _failing(name, distribution, f"importing it failed: {type(error).__name__}: {error}")
     if not isinstance(loaded, typer.Typer):

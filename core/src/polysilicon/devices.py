@@ -75,6 +75,12 @@ def use(name: str) -> Device:
     return device
 
 
+def forget() -> None:
+    """Undoes `use()`: the current device is again the one that the environment says."""
+    global _in_use
+    _in_use = None
+
+
 def _run(device: Device, target: str) -> None:
     module, _, attribute = target.partition(":")
     try:

@@ -7,6 +7,7 @@ only: an op has no gradient, so a forward that would need one raises instead of 
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -64,18 +65,52 @@ def _place(function: Callable[..., Any]) -> str:
 
 
 def _inference_only(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    # Checked here and not in an autograd kernel: that would be a second call through Python,
-    # this is one flag in inference. While tracing, the fake is what sees the gradient mode.
-    @functools.wraps(function)
+    """The function with a check that no gradient is asked of it.
+
+    Checked here and not in an autograd kernel: that would cost a second pass through the
+    dispatcher wherever gradients are merely off. While tracing, the fake sees the gradient mode.
+    """
+
     def checked(*args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled():
-            for value in (*args, *kwargs.values()):
-                if isinstance(value, torch.Tensor) and value.requires_grad:
-                    raise KernelError(
-                        f"polysilicon::{name} has no gradient and was called with a tensor that "
-                        "requires one: run under torch.inference_mode(), or adapt with "
-                        "POLYSILICON_DISABLE_KERNELS to train on traceable kernels"
-                    )
+            _refuse_gradient(name, (*args, *kwargs.values()))
         return function(*args, **kwargs)
 
-    return checked
+    return functools.wraps(function)(_with_arguments_of(function, name) or checked)
+
+
+def _with_arguments_of(function: Callable[..., Any], name: str) -> Callable[..., Any] | None:
+    """The same check with the function's own arguments, None where it has unusual ones.
+
+    Packing and unpacking `*args` costs a tenth of a whole op call; as `dataclasses` do, write out
+    the arguments instead.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is not parameter.POSITIONAL_OR_KEYWORD for parameter in parameters):
+        return None
+    names = ", ".join(parameter.name for parameter in parameters)
+    defaults = tuple(p.default for p in parameters if p.default is not p.empty)
+    source = (
+        f"def checked({names}):\n"
+        f"    if _grad_enabled():\n"
+        f"        _refuse(_name, ({names},))\n"
+        f"    return _function({names})\n"
+    )
+    scope: dict[str, Any] = {
+        "_grad_enabled": torch.is_grad_enabled,
+        "_refuse": _refuse_gradient,
+        "_name": name,
+        "_function": function,
+    }
+    exec(source, scope)
+    written: Any = scope["checked"]
+    written.__defaults__ = defaults
+    return written  # type: ignore[no-any-return]
+
+
+def _refuse_gradient(name: str, arguments: tuple[Any, ...]) -> None:
+    if any(isinstance(value, torch.Tensor) and value.requires_grad for value in arguments):
+        raise KernelError(
+            f"polysilicon::{name} has no gradient and was called with a tensor that requires one: "
+            "it is for inference, call the model under torch.inference_mode() or torch.no_grad()"
+        )

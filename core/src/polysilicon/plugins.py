@@ -12,6 +12,7 @@ import functools
 import importlib
 import inspect
 import os
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -74,9 +75,11 @@ def _load(manager: pluggy.PluginManager, plugin: Plugin) -> None:
     except Exception as error:
         if manager.has_plugin(row.name):
             manager.unregister(name=row.name)
-        message = str(error).splitlines()[0] if str(error) else type(error).__name__
-        known = ", ".join(_hook_names())
-        raise Refused("broken", f"{message} (hooks of API {API_MAJOR}: {known})", report) from error
+        raise Refused(
+            "broken",
+            _validation_text(error),
+            f"pip install --upgrade polysilicon {row.distribution}, or {report}",
+        ) from error
     callers = manager.get_hookcallers(manager.get_plugin(row.name)) or []
     plugin.status = replace(row, hooks=tuple(sorted(caller.name for caller in callers)))
     for caller in callers:
@@ -105,6 +108,13 @@ def _check_marks(module: Any, name: str) -> None:
                 f"{attribute} is not marked as a hook",
                 f"put @hookimpl above it in {name}",
             )
+
+
+def _validation_text(error: Exception) -> str:
+    """pluggy's words without the module's path, and the hooks that there are."""
+    text = "; ".join(line for line in str(error).splitlines() if line)
+    text = re.sub(r" in plugin <module .*?>", "", text)
+    return f"{text}; the hooks of plugin API {API_MAJOR} are {', '.join(_hook_names())}"
 
 
 def _hook_names() -> list[str]:
@@ -188,7 +198,7 @@ def _refuse_conflicts(answers: Iterable[tuple[Plugin, Provided[Any]]]) -> None:
 
 def gather() -> Answers:
     """Finds, checks, loads and asks all plugins, now; `answers()` is the cached form."""
-    plugins = sorted(installed(), key=lambda plugin: plugin.status.name)
+    plugins = sorted(installed(), key=lambda p: (p.status.name, p.status.distribution))
     for plugin in plugins:
         if off := switched_off(plugin.status.name):
             plugin.refuse(off)
@@ -252,7 +262,7 @@ def plugins() -> tuple[PluginStatus, ...]:
 def problem_text(row: PluginStatus) -> str:
     """What was found, what is needed and what to do, for a plugin that is not active."""
     said = f"{row.distribution} {row.version} was not loaded: {row.reason}."
-    remedy = f" To use it: {row.remedy}." if row.remedy else ""
+    remedy = f" What to do: {row.remedy}." if row.remedy else ""
     return (
         f"{said}\nRunning without it.{remedy}\n(`polysilicon plugins` lists all plugins; "
         f"POLYSILICON_DISABLE_PLUGINS={row.name} hides this.)"
@@ -269,7 +279,7 @@ def require(name: str) -> PluginStatus:
     same = [row for row in rows if row.name == name]
     for row in same:
         if row.state != "active":
-            remedy = f" To use it: {row.remedy}." if row.remedy else ""
+            remedy = f" What to do: {row.remedy}." if row.remedy else ""
             raise PluginError(
                 f"plugin {name!r} ({row.distribution} {row.version}) is {row.state}: "
                 f"{row.reason}.{remedy}"

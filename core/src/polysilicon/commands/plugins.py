@@ -33,6 +33,6 @@ def plugins(
     table = Table("plugin", "distribution", "version", "state", "reason")
     for row in found():
         state = f"[{_STYLES[row.state]}]{row.state}[/]"
-        reason = row.reason + (f"\nto use it: {row.remedy}" if row.remedy else "")
+        reason = row.reason + (f"\nwhat to do: {row.remedy}" if row.remedy else "")
         table.add_row(row.name, row.distribution, row.version, state, reason)
     Console().print(table)

@@ -1,0 +1,3 @@
+"""Speaks plugin API 2; must never be imported."""
+
+raise AssertionError("imported")

@@ -1,0 +1,3 @@
+"""Leaves the process while it is imported."""
+
+raise SystemExit(3)

@@ -1,0 +1,3 @@
+"""Needs a newer core; must never be imported."""
+
+raise AssertionError("imported")

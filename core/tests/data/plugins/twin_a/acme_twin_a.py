@@ -1,0 +1,3 @@
+"""Has the plugin name of another distribution; must never be imported."""
+
+raise AssertionError("imported")

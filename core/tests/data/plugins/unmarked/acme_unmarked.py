@@ -1,0 +1,5 @@
+"""Forgot the mark above its hook."""
+
+
+def polysilicon_devices():
+    return []
