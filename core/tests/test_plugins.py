@@ -124,7 +124,7 @@ def test_too_new_plugin_is_told_once_with_both_pip_commands(install: Install) ->
     install("too_new")
     with pytest.warns(PolysiliconWarning) as told:
         checked()
-        checked()
+    checked()  # a second warning would be an error here
     (warning,) = told
     text = str(warning.message)
     assert "acme-too-new 0.9.0 was not loaded: it needs polysilicon<100,>=99.1" in text
@@ -198,7 +198,7 @@ def test_use_of_a_broken_plugin_by_name_says_why(install: Install) -> None:
     install("importerror")
     with (
         pytest.warns(PolysiliconWarning),
-        pytest.raises(PluginError, match="'missing' .* is broken: importing it failed"),
+        pytest.raises(PluginError, match=r"'missing' .* is broken: importing it failed"),
     ):
         polysilicon.use("missing")
 

@@ -65,7 +65,8 @@ def _plugin_app(name: str, distribution: Distribution, entry_point: EntryPoint) 
     except Refused as why:
         return _failing(name, distribution, f"{why.reason}. What to do: {why.remedy}")
     except (Exception, SystemExit) as error:
-        return _failing(name, distribution, f"importing it failed: {type(error).__name__}: {error}")
+        reason = f"importing it failed: {type(error).__name__}: {error}"
+        return _failing(name, distribution, reason)
     if not isinstance(loaded, typer.Typer):
         came = type(loaded).__name__
         return _failing(name, distribution, f"{entry_point.value} is a {came}, not a typer app")
@@ -73,9 +74,7 @@ def _plugin_app(name: str, distribution: Distribution, entry_point: EntryPoint) 
 
 
 def _failing(name: str, distribution: Distribution, reason: str) -> typer.Typer:
-    message = (
-        f"the commands of {distribution.metadata['Name']} {distribution.version} can't run: {reason}"
-    )
+    message = f"the commands of {distribution.metadata['Name']} {distribution.version} can't run: {reason}"
     stand_in = typer.Typer(help=f"(unavailable) {message}")
 
     # Any further argument is accepted, so that the reason is what the user reads.
@@ -116,7 +115,9 @@ def build() -> typer.Typer:
     return app
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+def _show_warning(
+    message: Warning | str, category: type[Warning], *place: Any, **more: Any
+) -> None:
     if issubclass(category, PolysiliconWarning):
         sys.stderr.write(f"warning: {message}\n")
     else:
