@@ -1,0 +1,334 @@
+"""Which causal LMs of the installed Transformers `adapt()` handles, measured on tiny models.
+
+One architecture is judged by `judge()`, in a process of its own kind (see `isolation`): a tiny
+random model is built, run, adapted and run again with the same weights.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import re
+import warnings
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import transformers
+
+from polysilicon.adapt import isolation, tiny
+from polysilicon.adapt.report import REPLACEABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from torch import Tensor
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    from polysilicon.adapt.report import Report
+
+    _Probe = Callable[[PreTrainedModel], Tensor]
+    _Notes = tuple[str, ...]
+
+Status = Literal["adapted", "partly", "failed", "wrong"]
+STATUSES: tuple[Status, ...] = ("adapted", "partly", "failed", "wrong")
+
+ADAPT = "polysilicon.adapt:adapt"
+#: Largest difference of float32 logits from Transformers', relative to the largest logit.
+FLOAT32_BOUND = 1e-4
+#: Our bfloat16 error against float32, relative to Transformers' own.
+BFLOAT16_BOUND = 2.0
+#: Longer than three windows of `tiny.WINDOW`, so that whole blocks of keys fall out of them.
+TOKENS = 27
+PADDED = 7
+NEW_TOKENS = 3
+#: Seconds before an architecture counts as hung; the slowest takes about five.
+TIMEOUT = 60.0
+
+#: What must not be kept for a model to count as fully adapted.
+_COUNTED = REPLACEABLE | {"experts", "mixer"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """The verdict on one architecture.
+
+    Attributes:
+        name: model type, as in `config.json`.
+        status: `adapted`, `partly`, `failed` or `wrong`.
+        kept: modules that stayed Transformers' own, one `kind: reason` for all layers alike.
+        reason: why it failed or is wrong; empty otherwise.
+        engine: `yes` when the engine's paged form gives the same logits, otherwise why not.
+        float32: largest difference of float32 logits, relative to the largest logit.
+        bfloat16: our bfloat16 error divided by Transformers' own.
+        notes: what Transformers' own model could not be asked (cached generation, bfloat16 …).
+    """
+
+    name: str
+    status: Status
+    kept: tuple[str, ...] = ()
+    reason: str = ""
+    engine: str = ""
+    float32: float | None = None
+    bfloat16: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+class _Failed(Exception):
+    """Ends the judging of one architecture; the text is the row's reason."""
+
+
+def coverage(
+    names: Sequence[str] = (),
+    *,
+    jobs: int | None = None,
+    adapt: str = ADAPT,
+    timeout: float = TIMEOUT,
+    progress: Callable[[Row], None] = lambda row: None,
+) -> list[Row]:
+    """Judges architectures, by default all of the installed Transformers, in own processes.
+
+    Args:
+        names: model types, e.g. `llama`.
+        jobs: number of processes; one a core by default.
+        adapt: lazy target of the function that adapts a model.
+        timeout: seconds that one architecture may take.
+        progress: called with each row as it comes.
+
+    Raises:
+        ValueError: a name is no model type with a causal-LM class.
+    """
+    known = tiny.names()
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(
+            f"no causal-LM architecture {', '.join(map(repr, unknown))} in the installed "
+            f"Transformers: give model types such as 'llama', or none for all {len(known)}"
+        )
+
+    def lost(name: str, why: str) -> Row:
+        return Row(name=name, status="failed", reason=f"our code or Transformers': {why}")
+
+    rows = isolation.each(
+        judge, names or known, arguments=(adapt,), jobs=jobs, timeout=timeout, lost=lost
+    )
+    found: dict[str, Row] = {}
+    for row in rows:
+        progress(row)
+        found[row.name] = row
+    return [found[name] for name in dict.fromkeys(names or known)]
+
+
+def totals(rows: Iterable[Row]) -> dict[str, int]:
+    """How many architectures have each status, and how many there are."""
+    counts = Counter(row.status for row in rows)
+    return {**{status: counts[status] for status in STATUSES}, "all": counts.total()}
+
+
+def data(rows: Sequence[Row]) -> dict[str, Any]:
+    """The rows as the object that `polysilicon coverage --json` prints."""
+    return {
+        "schema": 1,
+        "architectures": [asdict(row) for row in rows],
+        "totals": totals(rows),
+    }
+
+
+def judge(name: str, adapt: str = ADAPT) -> Row:
+    """The verdict on one architecture; whatever it raises becomes the row's reason."""
+    module, _, attribute = adapt.partition(":")
+    adapter = getattr(importlib.import_module(module), attribute)
+    with warnings.catch_warnings(), _quiet_transformers():
+        warnings.simplefilter("ignore")
+        try:
+            return _judge(name, adapter)
+        except _Failed as failure:
+            return Row(name=name, status="failed", reason=str(failure))
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Silences what Transformers has to say about unusual configs: ours all are."""
+    level = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(level)
+
+
+def _judge(name: str, adapter: Callable[..., Any]) -> Row:
+    with _blame("could not be built from its config alone"):
+        config = tiny.tiny_config(name)
+        model = tiny.tiny_model(config, dtype=torch.float32)
+    with _blame("Transformers' own model does not run on token ids alone"):
+        _require_finite(_plain(model))
+    expected, notes = _outputs(model)
+    with _blame("our code raised: adapt()"):
+        report: Report = adapter(model).report
+    with _blame("our code raised: the adapted model"):
+        float32 = max(_difference(_PROBES[p](model), expected[p]) for p in expected)
+    bfloat16, note = _bfloat16_ratio(config, expected, adapter)
+    return _verdict(name, report, float32, bfloat16, notes + note)
+
+
+def _verdict(
+    name: str, report: Report, float32: float, bfloat16: float | None, notes: tuple[str, ...]
+) -> Row:
+    kept = _kept(report)
+    status: Status = "partly" if kept else "adapted"
+    reason = ""
+    # Written so that NaN is wrong too.
+    if not float32 <= FLOAT32_BOUND:
+        status = "wrong"
+        reason = f"float32 logits differ by {float32:.1e} of the largest, allowed {FLOAT32_BOUND}"
+    elif bfloat16 is not None and not bfloat16 <= BFLOAT16_BOUND:
+        status = "wrong"
+        reason = f"bfloat16 error is {bfloat16:.2f} × Transformers' own, allowed {BFLOAT16_BOUND}"
+    return Row(
+        name=name,
+        status=status,
+        kept=kept,
+        reason=reason,
+        float32=float32,
+        bfloat16=bfloat16,
+        notes=notes,
+    )
+
+
+def _kept(report: Report) -> tuple[str, ...]:
+    """One line for all counted modules that stayed for one reason, layer numbers starred."""
+    lines: dict[str, None] = {}
+    for row in report.kept:
+        if row.kind in _COUNTED:
+            path = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", row.path)
+            lines[f"{row.kind} {path}: {row.reason}"] = None
+    return tuple(lines)
+
+
+@contextmanager
+def _blame(what: str) -> Iterator[None]:
+    """Turns any exception of a third party's model, or of adapt(), into the row's reason."""
+    try:
+        yield
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise _Failed(f"{what}: {type(error).__name__}: {text[:300]}") from error
+
+
+def _outputs(model: PreTrainedModel) -> tuple[dict[str, Tensor], _Notes]:
+    """Outputs of the probes that Transformers' own model can answer, and notes on the others."""
+    outputs, notes = {}, []
+    for name, probe in _PROBES.items():
+        try:
+            outputs[name] = probe(model)
+            _require_finite(outputs[name])
+        except Exception as error:  # what a third party's model can't do is not ours to judge
+            outputs.pop(name, None)
+            notes.append(f"no {name} probe: {type(error).__name__}: {str(error).strip()[:120]}")
+    return outputs, tuple(notes)
+
+
+def _require_finite(logits: Tensor) -> None:
+    if not torch.isfinite(logits).all():
+        raise ValueError("logits are not finite")
+
+
+@torch.no_grad()
+def _plain(model: PreTrainedModel) -> Tensor:
+    """Logits of two whole sequences without a mask."""
+    return _logits(model, input_ids=_ids(model))
+
+
+@torch.no_grad()
+def _padded(model: PreTrainedModel) -> Tensor:
+    """Logits of two sequences, the second padded on the left, at the real tokens."""
+    ids = _ids(model)
+    mask = torch.ones_like(ids)
+    mask[ids.shape[0] // 2 :, :PADDED] = 0
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    logits = _logits(model, input_ids=ids, attention_mask=mask, position_ids=positions)
+    return logits.reshape(*mask.shape, -1)[mask.bool()]
+
+
+@torch.no_grad()
+def _generate(model: PreTrainedModel) -> Tensor:
+    """Logits of a few greedy steps through `generate()` and the model's own cache."""
+    ids = _ids(model)
+    mask = torch.ones_like(ids)
+    mask[ids.shape[0] // 2 :, :PADDED] = 0
+    result = model.generate(
+        ids,
+        attention_mask=mask,
+        max_new_tokens=NEW_TOKENS,
+        min_new_tokens=NEW_TOKENS,
+        do_sample=False,
+        pad_token_id=0,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+    return torch.stack(result.logits)
+
+
+_PROBES: dict[str, _Probe] = {"plain": _plain, "padded": _padded, "generate": _generate}
+
+
+def _ids(model: PreTrainedModel) -> Tensor:
+    """Token ids of two sequences, none of them special; the same in every call."""
+    rows = 2 * tiny.ROWS_PER_SEQUENCE.get(model.config.model_type, 1)
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(tiny.FIRST_PLAIN_ID, tiny.VOCAB, (rows, TOKENS), generator=generator)
+
+
+def _logits(model: PreTrainedModel, **inputs: Tensor) -> Tensor:
+    accepted = inspect.signature(model.forward).parameters
+    optional = {"use_cache": False, "position_ids": inputs.pop("position_ids", None)}
+    given = {k: v for k, v in optional.items() if k in accepted and v is not None}
+    logits: Tensor = model(**inputs, **given).logits
+    return logits.float()
+
+
+def _difference(ours: Tensor, theirs: Tensor) -> float:
+    """Largest difference relative to the largest value."""
+    return ((ours - theirs).abs().max() / theirs.abs().max()).item()
+
+
+def _bfloat16_ratio(
+    config: PreTrainedConfig,
+    expected: dict[str, Tensor],
+    adapter: Callable[..., Any],
+) -> tuple[float | None, _Notes]:
+    """Our bfloat16 error against float32 over Transformers' own; None where theirs doesn't run.
+
+    Generated tokens may differ in bfloat16, so only whole sequences are compared.
+    """
+    asked = {name: _PROBES[name] for name in expected if name != "generate"}
+    try:
+        model = tiny.tiny_model(config, dtype=torch.bfloat16)
+        theirs = {name: probe(model) for name, probe in asked.items()}
+    except Exception as error:  # as in _outputs
+        return None, (f"no bfloat16: {type(error).__name__}: {str(error).strip()[:120]}",)
+    with _blame("our code raised: adapt() in bfloat16"):
+        adapter(model)
+    with _blame("our code raised: the adapted model in bfloat16"):
+        ours = {name: probe(model) for name, probe in asked.items()}
+    return max(_error_ratio(ours[n], theirs[n], expected[n]) for n in asked), ()
+
+
+def _error_ratio(ours: Tensor, theirs: Tensor, exact: Tensor) -> float:
+    """Our error over theirs, at the tokens where each stands at the same rank.
+
+    A token's error is the root mean square over its logits. The median and the upper quartile over
+    tokens are compared, not the sum: a router on the fence picks another expert for single tokens,
+    in ours or in theirs, and their errors would drown all others.
+    """
+    if not torch.isfinite(ours).all():
+        return math.inf
+    ranks = torch.tensor([0.5, 0.75])
+    unit = torch.finfo(torch.bfloat16).eps * exact.square().mean().sqrt()
+    error = [(x - exact).square().mean(-1).sqrt().flatten().quantile(ranks) for x in (ours, theirs)]
+    # A model that computes in float32 throughout has no error to be twice of.
+    return (error[0] / error[1].clamp(min=unit / 16)).max().item()

@@ -1,0 +1,131 @@
+"""Runs one function over many items in processes of its own, so that a crash costs one item."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from multiprocessing.connection import Connection
+    from multiprocessing.context import BaseContext
+
+Result = TypeVar("Result")
+
+
+def each(
+    function: Callable[..., Result],
+    items: Sequence[str],
+    *,
+    arguments: tuple[Any, ...] = (),
+    jobs: int | None = None,
+    timeout: float,
+    lost: Callable[[str, str], Result],
+) -> Iterator[Result]:
+    """Yields `function(item, *arguments)` for every item, in the order in which they finish.
+
+    Args:
+        function: importable by name, as its processes are not copies of this one.
+        items: what to call it with.
+        arguments: further arguments, the same for all.
+        jobs: number of processes; one a core by default.
+        timeout: seconds that one item may take before its process is ended.
+        lost: result for an item whose process died or was ended, from the item and the reason.
+    """
+    context = _context(function)
+    waiting = list(reversed(items))
+    count = min(jobs or len(os.sched_getaffinity(0)), len(waiting))
+    workers = [_Worker(context, function, arguments, waiting.pop()) for _ in range(count)]
+    try:
+        while workers:
+            wait([worker.connection for worker in workers], timeout=0.2)
+            for worker in list(workers):
+                answer = worker.answer(timeout, lost)
+                if answer is None:
+                    continue
+                yield answer[0]
+                if not waiting:
+                    workers.remove(worker)
+                    worker.end()
+                elif worker.alive:
+                    worker.start(waiting.pop())
+                else:
+                    workers[workers.index(worker)] = _Worker(
+                        context, function, arguments, waiting.pop()
+                    )
+    finally:
+        for worker in workers:
+            worker.end()
+
+
+def _context(function: Callable[..., Any]) -> BaseContext:
+    """A context whose processes share one import of torch where the platform can."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([function.__module__])
+    return context
+
+
+class _Worker:
+    """One process and the item that it works on."""
+
+    def __init__(
+        self,
+        context: BaseContext,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        item: str,
+    ) -> None:
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(  # type: ignore[attr-defined]
+            target=_work, args=(theirs, function, arguments), daemon=True
+        )
+        self.process.start()
+        theirs.close()
+        self.alive = True
+        self.start(item)
+
+    def start(self, item: str) -> None:
+        """Hands the process its next item."""
+        self.item, self.started = item, time.monotonic()
+        self.connection.send(item)
+
+    def answer(self, timeout: float, lost: Callable[[str, str], Result]) -> tuple[Result] | None:
+        """The result of the current item once there is one, in a tuple; None while it runs."""
+        try:
+            if self.connection.poll():
+                result: Result = self.connection.recv()
+                return (result,)
+        except EOFError:
+            self.process.join()
+            code = self.process.exitcode
+            self.end()
+            return (lost(self.item, f"its process died with exit code {code}"),)
+        if time.monotonic() - self.started > timeout:
+            self.end()
+            return (lost(self.item, f"no result within {timeout:g} s"),)
+        return None
+
+    def end(self) -> None:
+        """Ends the process, whatever it does."""
+        self.alive = False
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+
+
+def _work(connection: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    import torch
+
+    # One process a core: threads of several processes on the same cores only wait for each other.
+    torch.set_num_threads(1)
+    while True:
+        try:
+            item = connection.recv()
+        except EOFError:
+            return
+        connection.send(function(item, *arguments))

@@ -1,0 +1,73 @@
+"""Stand-ins for adapt(), to test the harness itself; coverage imports them by name."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from polysilicon.adapt.report import Report, Row
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass
+class Answer:
+    """What the harness reads of adapt()'s answer."""
+
+    report: Report
+
+
+def _answer(model: PreTrainedModel, *rows: Row) -> Answer:
+    return Answer(Report(architecture=type(model).__name__, dtype=str(model.dtype), rows=rows))
+
+
+def identity(model: PreTrainedModel) -> Answer:
+    """Replaces nothing and says that nothing was there to replace."""
+    return _answer(model)
+
+
+def keeps(model: PreTrainedModel) -> Answer:
+    """Says that one norm in every layer stayed."""
+    reason = "a reason"
+    paths = ("model.layers.0.norm", "model.layers.1.norm")
+    rows = [Row(path=path, kind="norm", status="kept", reason=reason) for path in paths]
+    return _answer(model, *rows)
+
+
+def off_by_little(model: PreTrainedModel) -> Answer:
+    """Changes the output layer's weight by two parts in ten thousand."""
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(1.0002)
+    return _answer(model)
+
+
+def off_in_bfloat16(model: PreTrainedModel) -> Answer:
+    """Changes the output layer's weight, in bfloat16 only, by five times the dtype's unit."""
+    if model.dtype == torch.bfloat16:
+        with torch.no_grad():
+            model.get_output_embeddings().weight.mul_(1 + 5 * 2**-7)
+    return _answer(model)
+
+
+def raises(model: PreTrainedModel) -> Answer:
+    """Has a bug."""
+    raise RuntimeError("a bug of ours")
+
+
+def dies_on_gpt2(model: PreTrainedModel) -> Answer:
+    """Takes the whole process with it."""
+    if model.config.model_type == "gpt2":
+        os.abort()
+    return _answer(model)
+
+
+def hangs_on_gpt2(model: PreTrainedModel) -> Answer:
+    """Never comes back."""
+    if model.config.model_type == "gpt2":
+        time.sleep(3600)
+    return _answer(model)

@@ -1,0 +1,162 @@
+"""The harness, on stand-ins for adapt(), and a diverse sample of architectures through it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from polysilicon.adapt import coverage, coverage_page, tiny
+from polysilicon.commands.coverage import register
+
+
+@pytest.fixture(autouse=True)
+def stand_ins_importable(monkeypatch, request):
+    """Makes stand_ins.py importable, here and in the worker processes."""
+    folder = str(request.path.parent)
+    monkeypatch.syspath_prepend(folder)
+
+
+def judge(name: str, stand_in: str) -> coverage.Row:
+    return coverage.judge(name, f"stand_ins:{stand_in}")
+
+
+def test_every_causal_lm_of_transformers_is_listed():
+    assert len(tiny.names()) > 150
+    assert {"llama", "gpt2", "gemma3_text", "mamba2"} <= set(tiny.names())
+
+
+def test_same_weights_in_both_dtypes_and_every_run():
+    config = tiny.tiny_config("llama")
+    exact, again = (tiny.tiny_model(config, dtype=torch.float32, seed=3) for _ in range(2))
+    rounded = tiny.tiny_model(config, dtype=torch.bfloat16, seed=3)
+    for name, weight in exact.state_dict().items():
+        assert torch.equal(weight, again.state_dict()[name]), name
+        assert torch.equal(weight, rounded.state_dict()[name].float()), name
+
+
+def test_norms_and_biases_are_random():
+    model = tiny.tiny_model(tiny.tiny_config("qwen2"), dtype=torch.float32)
+    layer = model.model.layers[0]
+    assert layer.input_layernorm.weight.std() > 0.05
+    assert layer.self_attn.q_proj.bias.std() > 0.05
+
+
+def test_every_kind_of_layer_of_a_schedule_is_kept():
+    config = tiny.tiny_config("gemma3_text")
+    assert set(config.layer_types) == {"sliding_attention", "full_attention"}
+    assert config.sliding_window < coverage.TOKENS - coverage.PADDED
+
+
+def test_sizes_of_single_layers_stay_apart():
+    config = tiny.tiny_config("gemma4_text")
+    sizes = {config.per_layer_config[i].head_dim for i in range(config.num_hidden_layers)}
+    assert len(sizes) == 2
+
+
+def test_no_change_is_adapted_with_no_difference():
+    row = judge("llama", "identity")
+    assert (row.status, row.float32, row.bfloat16) == ("adapted", 0.0, 1.0)
+
+
+def test_kept_modules_make_it_partly_and_are_listed_once():
+    row = judge("llama", "keeps")
+    assert row.status == "partly"
+    assert row.kept == ("norm model.layers.*.norm: a reason",)
+
+
+def test_small_float32_difference_is_wrong():
+    row = judge("llama", "off_by_little")
+    assert row.status == "wrong"
+    assert row.reason.startswith("float32 logits differ by 2.0e-04")
+
+
+def test_bfloat16_error_beyond_transformers_own_is_wrong():
+    row = judge("llama", "off_in_bfloat16")
+    assert row.status == "wrong"
+    assert row.reason.startswith("bfloat16 error is")
+
+
+def test_bug_of_ours_is_failed_and_told_apart():
+    row = judge("llama", "raises")
+    assert row.status == "failed"
+    assert row.reason == "our code raised: adapt(): RuntimeError: a bug of ours"
+
+
+def test_model_that_needs_more_than_ids_is_failed_and_told_apart():
+    row = judge("gemma4_unified_assistant", "identity")
+    assert row.status == "failed"
+    assert row.reason.startswith("Transformers' own model does not run on token ids alone")
+
+
+def test_crash_and_hang_cost_only_their_own_row():
+    names = ["llama", "gpt2", "mistral"]
+    died = coverage.coverage(names, jobs=1, adapt="stand_ins:dies_on_gpt2")
+    hung = coverage.coverage(names, jobs=1, adapt="stand_ins:hangs_on_gpt2", timeout=4)
+    assert [row.name for row in died] == names
+    assert [row.status for row in died] == ["adapted", "failed", "adapted"]
+    assert "died with exit code -6" in died[1].reason
+    assert [row.status for row in hung] == ["adapted", "failed", "adapted"]
+    assert "no result within 4 s" in hung[1].reason
+
+
+def test_unknown_name_is_refused_before_anything_runs():
+    with pytest.raises(ValueError, match="no causal-LM architecture 'lama' in the installed"):
+        coverage.coverage(["llama", "lama"])
+
+
+def test_data_has_every_row_and_the_totals():
+    rows = [judge("llama", "identity"), judge("llama", "keeps")]
+    found = coverage.data(rows)
+    assert found["schema"] == 1
+    assert [row["status"] for row in found["architectures"]] == ["adapted", "partly"]
+    assert found["totals"] == {"adapted": 1, "partly": 1, "failed": 0, "wrong": 0, "all": 2}
+
+
+def test_page_names_versions_and_what_stays_most_often():
+    text = coverage_page.page([judge("llama", "keeps")])
+    assert f"torch {torch.__version__.partition('+')[0]}" in text
+    assert "| norm | a reason | 1 |" in text
+    assert "| partly | 1 | 100% |" in text
+
+
+#: Status by architecture: each is here for what it alone has.
+SAMPLE: dict[str, str] = {}
+
+
+@pytest.fixture(scope="session")
+def sample() -> dict[str, coverage.Row]:
+    return {row.name: row for row in coverage.coverage(list(SAMPLE))}
+
+
+@pytest.mark.parametrize(("name", "status"), SAMPLE.items())
+def test_architecture_has_its_expected_status(sample, name, status):
+    assert sample[name].status == status, sample[name]
+
+
+def command() -> typer.Typer:
+    app = typer.Typer()
+    register(app)
+    return app
+
+
+def test_command_prints_one_json_object_and_nothing_else():
+    result = CliRunner().invoke(command(), ["llama", "--json"])
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["architectures"][0]["name"] == "llama"
+
+
+def test_command_refuses_an_unknown_name():
+    result = CliRunner().invoke(command(), ["lama"])
+    assert result.exit_code == 2
+    assert "no causal-LM architecture" in result.stderr
+
+
+def test_command_fails_outside_of_the_limits():
+    limits = ["gemma4_unified_assistant", "--max-failed", "20", "--min-adapted", "40"]
+    result = CliRunner().invoke(command(), limits)
+    assert result.exit_code == 1
+    assert "0.0 % are adapted, expected at least 40 %; 100.0 % failed" in result.stderr
