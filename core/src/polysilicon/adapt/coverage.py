@@ -44,6 +44,8 @@ BFLOAT16_BOUND = 2.0
 #: Longer than three windows of `tiny.WINDOW`, so that whole blocks of keys fall out of them.
 TOKENS = 27
 PADDED = 7
+#: Enough tokens that a router's chance picks in bfloat16 average out.
+SEQUENCES = 12
 NEW_TOKENS = 3
 #: Seconds before an architecture counts as hung; the slowest takes about five.
 TIMEOUT = 60.0
@@ -239,16 +241,15 @@ def _require_finite(logits: Tensor) -> None:
 
 @torch.no_grad()
 def _plain(model: PreTrainedModel) -> Tensor:
-    """Logits of two whole sequences without a mask."""
+    """Logits of whole sequences without a mask."""
     return _logits(model, input_ids=_ids(model))
 
 
 @torch.no_grad()
 def _padded(model: PreTrainedModel) -> Tensor:
-    """Logits of two sequences, the second padded on the left, at the real tokens."""
+    """Logits at the real tokens of sequences of which half are padded on the left."""
     ids = _ids(model)
-    mask = torch.ones_like(ids)
-    mask[ids.shape[0] // 2 :, :PADDED] = 0
+    mask = _left_padding(ids)
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     logits = _logits(model, input_ids=ids, attention_mask=mask, position_ids=positions)
     return logits.reshape(*mask.shape, -1)[mask.bool()]
@@ -257,12 +258,10 @@ def _padded(model: PreTrainedModel) -> Tensor:
 @torch.no_grad()
 def _generate(model: PreTrainedModel) -> Tensor:
     """Logits of a few greedy steps through `generate()` and the model's own cache."""
-    ids = _ids(model)
-    mask = torch.ones_like(ids)
-    mask[ids.shape[0] // 2 :, :PADDED] = 0
+    ids = _ids(model, 2)
     result = model.generate(
         ids,
-        attention_mask=mask,
+        attention_mask=_left_padding(ids),
         max_new_tokens=NEW_TOKENS,
         min_new_tokens=NEW_TOKENS,
         do_sample=False,
@@ -276,9 +275,15 @@ def _generate(model: PreTrainedModel) -> Tensor:
 _PROBES: dict[str, _Probe] = {"plain": _plain, "padded": _padded, "generate": _generate}
 
 
-def _ids(model: PreTrainedModel) -> Tensor:
-    """Token ids of two sequences, none of them special; the same in every call."""
-    rows = 2 * tiny.ROWS_PER_SEQUENCE.get(model.config.model_type, 1)
+def _left_padding(ids: Tensor) -> Tensor:
+    mask = torch.ones_like(ids)
+    mask[ids.shape[0] // 2 :, :PADDED] = 0
+    return mask
+
+
+def _ids(model: PreTrainedModel, sequences: int = SEQUENCES) -> Tensor:
+    """Token ids of sequences, none of them special; the same in every call."""
+    rows = sequences * tiny.ROWS_PER_SEQUENCE.get(model.config.model_type, 1)
     generator = torch.Generator().manual_seed(1)
     return torch.randint(tiny.FIRST_PLAIN_ID, tiny.VOCAB, (rows, TOKENS), generator=generator)
 
@@ -319,16 +324,14 @@ def _bfloat16_ratio(
 
 
 def _error_ratio(ours: Tensor, theirs: Tensor, exact: Tensor) -> float:
-    """Our error over theirs, at the tokens where each stands at the same rank.
+    """Our mean error over theirs; a token's error is the root mean square over its logits.
 
-    A token's error is the root mean square over its logits. The median and the upper quartile over
-    tokens are compared, not the sum: a router on the fence picks another expert for single tokens,
-    in ours or in theirs, and their errors would drown all others.
+    The mean over many tokens, because a router on the fence picks another expert for single tokens
+    of ours or of theirs, and a sum of squares or a maximum would show nothing else.
     """
     if not torch.isfinite(ours).all():
         return math.inf
-    ranks = torch.tensor([0.5, 0.75])
     unit = torch.finfo(torch.bfloat16).eps * exact.square().mean().sqrt()
-    error = [(x - exact).square().mean(-1).sqrt().flatten().quantile(ranks) for x in (ours, theirs)]
+    error = [(x - exact).square().mean(-1).sqrt().mean() for x in (ours, theirs)]
     # A model that computes in float32 throughout has no error to be twice of.
-    return (error[0] / error[1].clamp(min=unit / 16)).max().item()
+    return (error[0] / error[1].clamp(min=unit / 16)).item()
