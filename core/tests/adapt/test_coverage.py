@@ -65,7 +65,7 @@ def test_no_change_is_adapted_with_no_difference():
 def test_kept_modules_make_it_partly_and_are_listed_once():
     row = judge("llama", "keeps")
     assert row.status == "partly"
-    assert row.kept == ("norm model.layers.*.norm: a reason",)
+    assert row.kept == ("norm model.layers.*.input_layernorm: a reason",)
 
 
 def test_small_float32_difference_is_wrong():

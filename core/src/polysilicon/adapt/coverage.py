@@ -169,18 +169,23 @@ def _judge(name: str, adapter: Callable[..., Any]) -> Row:
     with _blame("Transformers' own model does not run on token ids alone"):
         _require_finite(_plain(model))
     expected, notes = _outputs(model)
+    reached = _reached(model)
     with _blame("our code raised: adapt()"):
         report: Report = adapter(model).report
     with _blame("our code raised: the adapted model"):
         float32 = max(_difference(_PROBES[p](model), expected[p]) for p in expected)
     bfloat16, note = _bfloat16_ratio(config, expected, adapter)
-    return _verdict(name, report, float32, bfloat16, notes + note)
+    kept = _kept(report, reached)
+    return _verdict(name, kept, float32, bfloat16, notes + note)
 
 
 def _verdict(
-    name: str, report: Report, float32: float, bfloat16: float | None, notes: tuple[str, ...]
+    name: str,
+    kept: tuple[str, ...],
+    float32: float,
+    bfloat16: float | None,
+    notes: tuple[str, ...],
 ) -> Row:
-    kept = _kept(report)
     status: Status = "partly" if kept else "adapted"
     reason = ""
     # Written so that NaN is wrong too.
@@ -201,11 +206,30 @@ def _verdict(
     )
 
 
-def _kept(report: Report) -> tuple[str, ...]:
+def _reached(model: PreTrainedModel) -> frozenset[str]:
+    """Paths of the modules that run when the model continues a text.
+
+    The others, an image tower or a cross-attention without an encoder, are no part of the
+    causal language model.
+    """
+    seen: set[str] = set()
+    hooks = [
+        module.register_forward_pre_hook(lambda _module, _args, path=path: seen.add(path))
+        for path, module in model.named_modules()
+    ]
+    try:
+        _plain(model)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return frozenset(seen)
+
+
+def _kept(report: Report, reached: frozenset[str]) -> tuple[str, ...]:
     """One line for all counted modules that stayed for one reason, layer numbers starred."""
     lines: dict[str, None] = {}
     for row in report.kept:
-        if row.kind in _COUNTED:
+        if row.kind in _COUNTED and row.path in reached:
             path = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", row.path)
             lines[f"{row.kind} {path}: {row.reason}"] = None
     return tuple(lines)
