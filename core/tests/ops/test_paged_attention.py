@@ -50,3 +50,15 @@ def test_call_of_a_problem_has_its_shapes_and_agrees(tokens: int) -> None:
     assert paged_attention.OP.tokens(kwargs["q"]) == tokens
     sample = Sample(name="problem", kwargs=kwargs)
     assert mismatch(paged_attention.OP, paged_attention.torch_kernel, sample, torch.float32) is None
+
+
+@pytest.mark.parametrize(("dtype", "sample"), CASES)
+def test_results_lie_as_the_shape_function_says(dtype: torch.dtype, sample: Sample) -> None:
+    # Compiled graphs assert the strides that the shape function promised.
+    promised = paged_attention.paged_attention_fake(**sample.kwargs)
+    for result, promise in zip(
+        paged_attention.torch_kernel(**sample.kwargs), promised, strict=True
+    ):
+        assert result.dtype == promise.dtype
+        assert result.shape == promise.shape
+        assert result.stride() == promise.stride()
