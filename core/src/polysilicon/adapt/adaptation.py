@@ -97,6 +97,9 @@ def _check_device(model: nn.Module, device: str) -> None:
 
 def _run(work: Work) -> None:
     expected, failure = _expected(work)
+    bound = proof.model_bound(work.dtype, len(work.modules) // 8 + 1)
+    if expected:
+        bound = max(bound, 2 * proof.sensitivity(work.model, expected, work.dtype))
     attention = attending.Attending(work) if expected else None
     if attention is not None:
         attention.record()
@@ -107,7 +110,6 @@ def _run(work: Work) -> None:
         return
     mark = work.surgery.mark
     attention.replace()
-    bound = proof.model_bound(work.dtype, len(work.modules) // 8 + 1)
     _prove(work, attention, expected, bound, mark)
 
 

@@ -56,17 +56,10 @@ class Switch:
         return original_function(module, self.implementation(module))
 
 
-def switch_configs(model: nn.Module, interface: Interface, surgery: Surgery) -> Switch:
-    """Makes every config that names an implementation we know name ours."""
-    before: dict[int, str] = {}
-    for config in configs_of(model):
-        name = config._attn_implementation_internal
-        if name in KNOWN:
-            before[id(config)] = name
-            surgery.set_attribute(config, "_attn_implementation_internal", interface.name)
-    switch = Switch(before)
-    interface.mask_implementation = switch.masks
-    return switch
+def implementations(model: nn.Module) -> dict[int, str]:
+    """id of a config → the implementation that it names, where it is one that we know."""
+    named = {id(one): one._attn_implementation_internal for one in configs_of(model)}
+    return {key: name for key, name in named.items() if name in KNOWN}
 
 
 def keep_module(module: nn.Module, switch: Switch, surgery: Surgery) -> None:
@@ -83,20 +76,28 @@ class Attending:
         self.work = work
         self.interface = Interface(work.context)
         work.surgery.on_undo(self.interface.unregister)
-        self.switch = switch_configs(work.model, self.interface, work.surgery)
+        self.switch = Switch(implementations(work.model))
 
     def record(self) -> None:
         """Runs the probe prompts with every module call and attention call written down."""
         recorder = Recorder(self.switch.original)
         self.interface.recorder = recorder
-        recording = record(self.work.model)
-        self.interface.recorder = None
+        self.interface.mask_implementation = self.switch.masks
+        mark = self.work.surgery.mark
+        self._switch()
+        try:
+            recording = record(self.work.model)
+        finally:
+            self.work.surgery.undo(mark)
+            self.interface.recorder = None
         recording.attention, recording.masks = recorder.calls, recorder.masks
         self.work.recording = recording
 
     def replace(self) -> None:
         """Puts our layer into every module that called the interface; lists the others."""
         work, kept = self.work, False
+        if work.recording.attention:
+            self._switch()
         for path, module in work.modules.items():
             if module in work.recording.attention:
                 kept = not self._attach(path, module) or kept
@@ -106,6 +107,14 @@ class Attending:
             # Additive masks are for the eager functions of modules that stay.
             self.interface.mask_implementation = "sdpa"
 
+    def _switch(self) -> None:
+        """Every config that names an implementation we know names ours."""
+        for config in configs_of(self.work.model):
+            if id(config) in self.switch.before:
+                self.work.surgery.set_attribute(
+                    config, "_attn_implementation_internal", self.interface.name
+                )
+
     def _attach(self, path: str, module: nn.Module) -> bool:
         work = self.work
         calls = work.recording.attention[module]
@@ -114,7 +123,8 @@ class Attending:
                 module, calls, self.switch.original(module), self.interface.context, path
             )
         except Unverified as failure:
-            self._keep(path, module, str(failure))
+            keep_module(module, self.switch, work.surgery)
+            self._keep(path, str(failure))
             return False
         work.surgery.attach(module, CHILD, layer)
         work.attention[path] = layer
@@ -134,8 +144,7 @@ class Attending:
         fused = module.get_submodule(fusing.CHILD)
         work.replaced(path, "attention", fused, max(error, worst))
 
-    def _keep(self, path: str, module: nn.Module, reason: str) -> None:
-        keep_module(module, self.switch, self.work.surgery)
+    def _keep(self, path: str, reason: str) -> None:
         self.work.kept(path, "attention", reason)
         self.work.paged = self.work.paged or f"{path} was kept: {reason}"
 
@@ -145,9 +154,8 @@ class Attending:
         work.surgery.undo(mark)
         for path, module in work.modules.items():
             if module in work.recording.attention:
-                self._keep(path, module, reason)
+                self._keep(path, reason)
         work.attention.clear()
-        self.interface.mask_implementation = self.switch.masks
 
 
 def _attends_by_itself(path: str, module: nn.Module, work: Work) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from polysilicon.adapt.interface import AttentionCall, run_layer
-from polysilicon.adapt.probe import Inputs, Unverified, call, generator, verify
+from polysilicon.adapt.probe import MAGNITUDES, Inputs, Unverified, call, generator, verify
 from polysilicon.layers.attention import Attention, PagedContext
 
 if TYPE_CHECKING:
@@ -141,9 +141,11 @@ def _probes(facts: AttentionFacts, seen: AttentionCall) -> Iterator[Inputs]:
 
     as_bool = seen.mask is None or seen.mask.dtype == torch.bool
     for queries, keys in ((7, 7), (1, 12), (3, 12)):
-        for magnitude in (1e-4, 1e-2, 1.0, 10.0):
+        for magnitude in MAGNITUDES:
+            # Keys shrink as queries grow: the exponential would turn the rounding of a large score
+            # into a large error of either side.
             q = normal(facts.heads, queries, facts.head_dim, magnitude)
-            k = normal(facts.kv_heads, keys, facts.head_dim, magnitude)
+            k = normal(facts.kv_heads, keys, facts.head_dim, min(1.0, 1 / magnitude))
             v = normal(facts.kv_heads, keys, facts.v_head_dim, magnitude)
             for window in (0, 4):
                 mask = _mask(queries, keys, window, facts.causal).to(q.device)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,7 +19,7 @@ from polysilicon.layers.norm import LayerNorm, RMSNorm
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import nn
+    from torch import Tensor, nn
 
     from polysilicon.adapt.recording import ModuleCall, Recording
     from polysilicon.adapt.surgery import Surgery
@@ -63,6 +64,34 @@ def fuse(
     return error
 
 
+class _NotingCache:
+    """Stands for Transformers' cache: notes what is put into it and where."""
+
+    def __init__(self) -> None:
+        self.noted: list[Tensor] = []
+
+    def update(
+        self, key: Tensor, value: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values as they came."""
+        self.noted += [key, value, torch.tensor([float(layer_idx)])]
+        return key, value
+
+
+def _run_with_cache(function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Tensor]:
+    """The output with a cache, what went into the cache, and the output without one."""
+    cache = _NotingCache()
+    name = kwargs.pop("cache_argument")
+    with_cache: Tensor = function(*args, **kwargs, **{name: cache})[0]
+    return [with_cache, *cache.noted, function(*args, **kwargs)[0]]
+
+
+def _cache_argument(module: nn.Module) -> str:
+    """`cache` since Transformers 5.24, `past_key_values` before."""
+    names = inspect.signature(module.forward).parameters
+    return "cache" if "cache" in names else "past_key_values"
+
+
 def _check_signature(module: nn.Module, seen: ModuleCall) -> None:
     if not isinstance(seen.output, tuple) or len(seen.output) != 2:
         raise Unverified("it does not return a pair of output and weights")
@@ -85,8 +114,8 @@ def _attempt(
         fused = SelfAttention(parts, layer, rotary=rotary, norm_place=place, layer_idx=layer_idx)
         weight = parts.out.weight
         error = verify(
-            lambda *a, **k: module.forward(*a, **k)[0],
-            lambda *a, **k: fused(*a, **k)[0],
+            partial(_run_with_cache, module.forward),
+            partial(_run_with_cache, fused),
             probes,
             dtype=weight.dtype,
             reduction=4 * max(weight.shape),
@@ -146,12 +175,13 @@ def _check_widths(layer: Attention, inputs: tuple[Linear, ...], out: Linear) -> 
 
 
 def _probes(module: nn.Module, seen: ModuleCall) -> list[Inputs]:
-    """The recorded call again with other hidden states, and without a cache."""
+    """The recorded call again with other hidden states; `_run_with_cache` adds the cache."""
     hidden = structure.first_tensor(seen)
     assert hidden is not None
     source = generator()
     probes = []
-    for magnitude in (1e-4, 1e-2, 1.0, 1e1):
+    # Scores grow with the square of the input: past this, rounding of either side shows.
+    for magnitude in (1e-4, 1e-2, 1.0, 3.0):
         x = torch.randn(hidden.shape, generator=source).to(hidden) * magnitude
         args = tuple(x if value is hidden else value for value in seen.args)
         kwargs = {
@@ -159,5 +189,6 @@ def _probes(module: nn.Module, seen: ModuleCall) -> list[Inputs]:
             for name, value in seen.kwargs.items()
             if name not in ("cache", "past_key_values")
         }
+        kwargs["cache_argument"] = _cache_argument(module)
         probes.append(Inputs(args, kwargs))
     return probes

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from polysilicon.adapt import structure
+from polysilicon.adapt.positions import recognise_positions
 from polysilicon.adapt.probe import Unverified, call, first_verified, generator, tensors, verify
 from polysilicon.layers.embedding import Embedding
 from polysilicon.layers.linear import Linear
@@ -85,6 +86,16 @@ def recognise_embedding(candidate: Candidate) -> tuple[Layer, float]:
     Raises:
         Unverified: no scale or offset reproduced the module.
     """
+    try:
+        return _plain_table(candidate)
+    except Unverified as plain:
+        try:
+            return recognise_positions(candidate)
+        except Unverified:
+            raise plain from None
+
+
+def _plain_table(candidate: Candidate) -> tuple[Layer, float]:
     module = candidate.module
     weight = structure.parameters(module)["weight"]
     if getattr(module, "max_norm", None) is not None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from polysilicon.adapt.probe import Unverified, relative_error
+from polysilicon.adapt.probe import Unverified, generator
 from polysilicon.adapt.recording import PROMPT, probe_ids, run_probe
 from polysilicon.layers.attention import Attention, PagedBatch, allocate_kv_cache
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from polysilicon.layers.attention import PagedContext
 
 _BLOCK = 4
+
+#: Runs of the nudged model: which picks change is chance.
+_NUDGES = 2
 
 
 def model_bound(dtype: torch.dtype, layers: int) -> float:
@@ -29,10 +32,48 @@ def model_bound(dtype: torch.dtype, layers: int) -> float:
     return float(4 * torch.finfo(dtype).eps * (10 * layers) ** 0.5)
 
 
+def sensitivity(model: nn.Module, expected: list[Tensor], dtype: torch.dtype) -> float:
+    """How far the untouched model's logits move when its embeddings move by one rounding.
+
+    In short dtypes a router or a sparse index picks other experts or keys at the smallest change;
+    a replacement cannot be asked to differ by less.
+    """
+    find: Any = getattr(model, "get_input_embeddings", None)
+    table: nn.Module | None = find() if find is not None else None
+    if table is None or dtype in (torch.float32, torch.float64):
+        return 0.0
+    source = generator(2)
+
+    def nudge(module: nn.Module, args: tuple[object, ...], output: Tensor) -> Tensor:
+        noise = torch.randn(output.shape, generator=source).to(output)
+        return output * (1 + torch.finfo(dtype).eps * noise)
+
+    handle = table.register_forward_hook(nudge)
+    try:
+        return max(logits_error(expected, run_probe(model)) for _ in range(_NUDGES))
+    finally:
+        handle.remove()
+
+
+def logits_error(theirs: list[Tensor], ours: list[Tensor]) -> float:
+    """Largest difference of two lists of logits, relative to the largest of theirs."""
+    if [a.shape for a in theirs] != [b.shape for b in ours]:
+        raise Unverified("the logits have other shapes")
+    worst = 0.0
+    for a, b in zip(theirs, ours, strict=True):
+        same = torch.equal(torch.isfinite(a), torch.isfinite(b))
+        a, b = a.double().nan_to_num(0, 0, 0), b.double().nan_to_num(0, 0, 0)
+        if not same:
+            raise Unverified("the logits overflow in different places")
+        largest = float(a.abs().max()) or 1.0
+        worst = max(worst, float((a - b).abs().max()) / largest)
+    return worst
+
+
 def check_model(model: nn.Module, expected: list[Tensor], bound: float) -> str:
     """Why the adapted model's logits are not the original's; empty if they are."""
     try:
-        error = relative_error(expected, run_probe(model))
+        error = logits_error(expected, run_probe(model))
     except Unverified as reason:
         return f"the model's logits differ: {reason}"
     # Model code that our modules stand in may raise anything.
@@ -78,7 +119,7 @@ def check_paged(
         packed = model(
             input_ids=torch.cat(rows, dim=1), position_ids=positions[None], use_cache=False
         ).logits[0]
-        error = relative_error(alone, list(packed.split(lengths)))
+        error = logits_error(alone, list(packed.split(lengths)))
     except Unverified as reason:
         return str(reason)
     # Model code on packed prompts may raise anything.

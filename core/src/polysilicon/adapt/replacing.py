@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     Recogniser = Callable[[Candidate], tuple[Layer, float]]
 
 
+#: Why whole kinds stay.
+_LATER: dict[Kind, str] = {
+    "experts": "experts and their routers have no layer of ours yet",
+    "mixer": "recurrent mixers and convolutions have no layer of ours yet",
+}
+
+
 def replace_leaves(work: Work) -> None:
     """Replaces every module without children that one of our layers reproduces."""
     head = getattr(work.model, "get_output_embeddings", lambda: None)()
@@ -29,10 +36,10 @@ def replace_leaves(work: Work) -> None:
         found = _recogniser(candidate, module is head)
         if found is None:
             if parameters(module):
-                work.kept(path, label(candidate), "not a kind of module that adapt() knows")
+                kind = label(candidate)
+                work.kept(path, kind, _LATER.get(kind, "not a kind of module that adapt() knows"))
             continue
-        kind, recognise = found
-        _try(work, candidate, kind, recognise)
+        _try(work, candidate, *found)
 
 
 def _recogniser(candidate: Candidate, head: bool) -> tuple[Kind, Recogniser] | None:
@@ -41,6 +48,8 @@ def _recogniser(candidate: Candidate, head: bool) -> tuple[Kind, Recogniser] | N
     if linears.may_be_embedding(candidate):
         return "embedding", linears.recognise_embedding
     if linears.has_matrix(candidate):
+        if candidate.call is not None and isinstance(candidate.call.output, tuple):
+            return None
         if head:
             return "lm_head", lambda c: linears.recognise_linear(c, head=True)
         return "linear", linears.recognise_linear

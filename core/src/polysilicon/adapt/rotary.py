@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from polysilicon.adapt.structure import Candidate
     from polysilicon.records import Problem
 
+#: How cos and sin are handed on.
+Result = Literal["pair", "float32", "complex"]
+
 _SUFFIX = "inv_freq"
 _OUTPUTS: tuple[Output, ...] = ("duplicated", "repeated", "half")
 
@@ -31,13 +34,14 @@ class RotaryByLayerType(Layer):
 
     Args:
         kinds: layer type → its rotary embedding; the key "" serves calls that name no type.
-        full_precision: cos and sin stay float32 whatever the dtype of the activations.
+        result: cos and sin in the dtype of the activations, or always in float32, or as one
+            complex number.
     """
 
-    def __init__(self, kinds: Mapping[str, RotaryEmbedding], full_precision: bool) -> None:
+    def __init__(self, kinds: Mapping[str, RotaryEmbedding], result: Result) -> None:
         super().__init__()
         self.kinds = nn.ModuleDict({name or "any": layer for name, layer in kinds.items()})
-        self.full_precision = full_precision
+        self.result = result
 
     def problems(self) -> dict[str, Problem]:
         """None of its own: the embeddings that it is made of state theirs."""
@@ -45,11 +49,11 @@ class RotaryByLayerType(Layer):
 
     def forward(
         self, x: Tensor, position_ids: Tensor, layer_type: str | None = None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor] | Tensor:
         """int64 [batch, tokens] → cos, sin of the layer type."""
-        like = x.new_empty(0, dtype=torch.float32) if self.full_precision else x
-        pair: tuple[Tensor, Tensor] = self.kinds[layer_type or "any"](like, position_ids)
-        return pair
+        like = x if self.result == "pair" else x.new_empty(0, dtype=torch.float32)
+        cos, sin = self.kinds[layer_type or "any"](like, position_ids)
+        return torch.complex(cos, sin) if self.result == "complex" else (cos, sin)
 
 
 def may_be_rotary(candidate: Candidate) -> bool:
@@ -75,32 +79,33 @@ def recognise_rotary(candidate: Candidate) -> tuple[Layer, float]:
         Unverified: no rule and form reproduced the module.
     """
     kinds: dict[str, RotaryEmbedding] = {}
-    worst, full_precision = 0.0, False
+    worst: float = 0.0
+    result: Result = "pair"
     for prefix in _prefixes(candidate.module):
         layer_type = prefix.removesuffix("_")
-        (kinds[layer_type], full_precision), error = _one(candidate, prefix, layer_type)
+        (kinds[layer_type], result), error = _one(candidate, prefix, layer_type)
         worst = max(worst, error)
-    if list(kinds) == [""] and not full_precision:
+    if list(kinds) == [""] and result == "pair":
         return kinds[""], worst
-    return RotaryByLayerType(kinds, full_precision), worst
+    return RotaryByLayerType(kinds, result), worst
 
 
 def _one(
     candidate: Candidate, prefix: str, layer_type: str
-) -> tuple[tuple[RotaryEmbedding, bool], float]:
+) -> tuple[tuple[RotaryEmbedding, Result], float]:
     module = candidate.module
     probes = _probes(candidate, layer_type)
 
-    def attempt(layer: RotaryEmbedding, full_precision: bool) -> tuple[Any, float]:
-        ours = RotaryByLayerType({layer_type: layer}, full_precision)
+    def attempt(layer: RotaryEmbedding, result: Result) -> tuple[Any, float]:
+        ours = RotaryByLayerType({layer_type: layer}, result)
         with unchanged(module):
             error = verify(module, ours, probes, dtype=candidate.dtype)
-        return (layer, full_precision), error
+        return (layer, result), error
 
     forms = itertools.product(
         list(_rules(module, prefix, layer_type)), _sections(module, layer_type), _OUTPUTS
     )
-    precisions = (False,) if candidate.dtype == torch.float32 else (False, True)
+    results: tuple[Result, ...] = ("pair", "float32", "complex")
     attempts: list[Callable[[], tuple[Any, float]]] = []
     for rule, (sections, mixed), output in forms:
         try:
@@ -113,7 +118,7 @@ def _one(
             )
         except ValueError:
             continue
-        attempts += [partial(attempt, layer, full) for full in precisions]
+        attempts += [partial(attempt, layer, result) for result in results]
     return first_verified(attempts, "its sections do not fit its frequencies")
 
 
@@ -145,6 +150,8 @@ def _rope_parameters(module: nn.Module, layer_type: str) -> Mapping[str, Any]:
 def _sections(module: nn.Module, layer_type: str) -> list[tuple[Sequence[int], bool]]:
     parameters = _rope_parameters(module, layer_type)
     found = parameters.get("mrope_section") or getattr(module, "mrope_section", None)
+    if isinstance(found, dict):
+        found = found.get(layer_type)
     if not found:
         return [((), False)]
     return [(list(found), False), (list(found), True), ((), False)]

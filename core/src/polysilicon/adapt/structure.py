@@ -120,8 +120,11 @@ _WORDS: tuple[tuple[str, Kind], ...] = (
 
 
 def label(candidate: Candidate) -> Kind:
-    """What a module that stays is listed as; experts are told by their three-dim weights."""
-    if any(value.dim() == 3 for value in parameters(candidate.module).values()):
-        return "experts"
+    """What a module that stays is listed as; experts by three-dim weights, routers by choosing."""
+    own = parameters(candidate.module)
+    chooses = candidate.call is not None and isinstance(candidate.call.output, tuple)
     name = candidate.name.lower()
+    stacked = any(value.dim() == 3 for value in own.values()) and "conv" not in name
+    if stacked or ("weight" in own and chooses):
+        return "experts"
     return next((kind for word, kind in _WORDS if word in name), "other")

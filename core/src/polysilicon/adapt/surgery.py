@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor, nn
+
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from torch import nn
 
 
 class Surgery:
@@ -64,8 +64,8 @@ class Surgery:
 
 
 def copy_plain_attributes(source: nn.Module, target: nn.Module) -> None:
-    """Model code may read numbers such as `in_features` or `padding_idx` off the new module."""
+    """Model code may read `in_features`, `padding_idx` or `config` off the new module."""
     for name, value in vars(source).items():
-        plain = isinstance(value, (bool, int, float, str, type(None)))
-        if plain and not name.startswith("_") and not hasattr(target, name):
+        own = name.startswith("_") or isinstance(value, (Tensor, nn.Module))
+        if not own and not callable(value) and not hasattr(target, name):
             vars(target)[name] = value
