@@ -110,6 +110,7 @@ def _run(work: Work) -> None:
         return
     mark = work.surgery.mark
     attention.replace()
+    replacing.list_own_weights(work)
     _prove(work, attention, expected, bound, mark)
 
 

@@ -42,6 +42,18 @@ def replace_leaves(work: Work) -> None:
         _try(work, candidate, *found)
 
 
+def list_own_weights(work: Work) -> None:
+    """Lists the modules that compute with weights of their own beside those of their children.
+
+    Experts, recurrences and the like: no pass looks at them, but they are no less the model's.
+    """
+    for path, module in work.modules.items():
+        inside = {id(p) for child in module.children() for p in child.parameters()}
+        if path not in work.rows and any(id(p) not in inside for p in parameters(module).values()):
+            kind = label(work.candidate(path, module))
+            work.kept(path, kind, "not a kind of module that adapt() knows")
+
+
 def _recogniser(candidate: Candidate, head: bool) -> tuple[Kind, Recogniser] | None:
     if rotary.may_be_rotary(candidate):
         return "rotary", rotary.recognise_rotary
