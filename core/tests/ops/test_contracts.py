@@ -4,44 +4,42 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from polysilicon import ops
+from polysilicon.calling import load_kernel, load_target
+from polysilicon.defaults import KERNELS as ALL_KERNELS
 from polysilicon.ops.verify import as_results, copied, mismatch, same_bits
 
+if TYPE_CHECKING:
+    from polysilicon.records import Kernel
+
 CPU = torch.device("cpu")
-
-
 #: Ops of this release whose module exists.
 NAMES = [n for n in ops.NAMES if importlib.util.find_spec(f"polysilicon.ops.{n}")]
-
-
-def kernels_of(name: str) -> dict[str, object]:
-    module = importlib.import_module(f"polysilicon.ops.{name}")
-    return {key: value for key, value in vars(module).items() if key.endswith("_kernel")}
-
-
+KERNELS = [kernel for kernel in ALL_KERNELS if kernel.op in NAMES]
 CASES = [
-    pytest.param(name, kernel, dtype, id=f"{name}-{kernel}-{str(dtype)[6:]}")
-    for name in NAMES
-    for kernel in kernels_of(name)
-    for dtype in ops.get(name).dtypes
+    pytest.param(kernel, dtype, id=f"{kernel.name}-{str(dtype)[6:]}")
+    for kernel in KERNELS
+    for dtype in ops.get(kernel.op).dtypes
+    if not kernel.dtypes or str(dtype)[6:] in kernel.dtypes
 ]
 
 
-@pytest.mark.parametrize(("name", "kernel", "dtype"), CASES)
-def test_kernel_agrees_with_the_reference(name: str, kernel: str, dtype: torch.dtype) -> None:
-    op, call = ops.get(name), kernels_of(name)[kernel]
+@pytest.mark.parametrize(("kernel", "dtype"), CASES)
+def test_kernel_agrees_with_the_reference(kernel: Kernel, dtype: torch.dtype) -> None:
+    op, call = ops.get(kernel.op), load_kernel(kernel)
     found = {s.name: mismatch(op, call, s, dtype) for s in op.samples(dtype, CPU)}
     assert found, "the op has no samples"
     assert {k: v for k, v in found.items() if v} == {}
 
 
-@pytest.mark.parametrize(("name", "kernel", "dtype"), CASES)
-def test_kernel_gives_the_same_bits_twice(name: str, kernel: str, dtype: torch.dtype) -> None:
-    op, call = ops.get(name), kernels_of(name)[kernel]
+@pytest.mark.parametrize(("kernel", "dtype"), CASES)
+def test_kernel_gives_the_same_bits_twice(kernel: Kernel, dtype: torch.dtype) -> None:
+    op, call = ops.get(kernel.op), load_kernel(kernel)
     for sample in op.samples(dtype, CPU):
         first, second = (as_results(call(**copied(sample.kwargs))) for _ in range(2))
         assert all(map(same_bits, first, second)), sample.name
@@ -52,7 +50,7 @@ def test_schema_parses_and_names_the_kernels_arguments(name: str) -> None:
     op = ops.get(name)
     schema = torch._C.parse_schema(name + op.schema)
     named = [argument.name for argument in schema.arguments]
-    for kernel in (op.reference, *kernels_of(name).values()):
+    for kernel in (op.reference, *(load_target(k.target) for k in KERNELS if k.op == name)):
         assert list(inspect.signature(kernel).parameters) == named
     written = {a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write}
     assert written == set(op.mutates)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,10 @@ from polysilicon.ops.samples import FORMS, MAGNITUDES, TOKENS, Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+
+#: Groups of weight rows in the batched product: more than the cores of a usual machine.
+_ROW_GROUPS = 32
 
 
 def reference(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -31,20 +36,33 @@ def torch_kernel(
 
 
 def torch_skinny_kernel(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The same as weight · xᵀ, for a few tokens on a CPU.
+    """The same for one to four tokens on a CPU: groups of weight rows times xᵀ.
 
-    PyTorch hands one token to a matrix-vector routine that runs on one core. With the weight as
-    the left operand, and at least two columns, the matrix-matrix routine reads it with all cores.
+    PyTorch hands one token to a matrix-vector routine that runs on one core, and few tokens to a
+    matrix product that runs at a quarter of the memory's speed. A batched product over groups of
+    rows of the weight reads it with all cores and needs no padding.
     """
-    rows = x.reshape(-1, x.shape[-1])
-    if rows.shape[0] == 1:
-        y = torch.mm(weight, rows.expand(2, -1).t())[:, :1].t()
+    tokens, out = x.numel() // max(1, x.shape[-1]), weight.shape[0]
+    groups = math.gcd(out, _ROW_GROUPS)
+    if groups == 1:  # an odd number of rows, e.g. a vocabulary of 49,155
+        y = torch.mm(weight, _two_rows(x.reshape(tokens, x.shape[-1])).t())[:, :tokens]
     else:
-        y = torch.mm(weight, rows.t()).t()
-    y = y.contiguous()  # for one token no copy: a column of two is no row yet, of one token it is
+        columns = x.reshape(tokens, x.shape[-1]).t().expand(groups, -1, -1)
+        y = torch.bmm(weight.view(groups, out // groups, -1), columns).view(out, tokens)
+    return _as_rows(y, x, bias)
+
+
+def _two_rows(rows: Tensor) -> Tensor:
+    """One row is doubled: a product with a single column would run on one core."""
+    return torch.cat((rows, rows)) if rows.shape[0] == 1 else rows
+
+
+def _as_rows(y: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
+    """[out, tokens] → [..., out], the bias added; for one token this copies nothing."""
+    rows = y.t().contiguous()
     if bias is not None:
-        y += bias
-    return y.view(*x.shape[:-1], weight.shape[0])
+        rows = rows + bias
+    return rows.view(*x.shape[:-1], y.shape[0])
 
 
 def _samples(dtype: torch.dtype, device: torch.device) -> Iterator[Sample]:

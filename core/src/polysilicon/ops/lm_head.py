@@ -31,17 +31,18 @@ def torch_kernel(
     softcap: float = 0.0,
 ) -> Tensor:
     """Logits [..., vocabulary] in the dtype of `x`."""
-    return _finish(linear.torch_kernel(x, weight, bias), scale, softcap)
+    return finish(linear.torch_kernel(x, weight, bias), scale, softcap)
 
 
 def torch_skinny_kernel(
     x: Tensor, weight: Tensor, bias: Tensor | None, scale: float = 1.0, softcap: float = 0.0
 ) -> Tensor:
-    """The same by `linear.torch_skinny_kernel`, for a few tokens on a CPU."""
-    return _finish(linear.torch_skinny_kernel(x, weight, bias), scale, softcap)
+    """The same for one to four tokens on a CPU; see linear."""
+    return finish(linear.torch_skinny_kernel(x, weight, bias), scale, softcap)
 
 
-def _finish(logits: Tensor, scale: float, softcap: float) -> Tensor:
+def finish(logits: Tensor, scale: float, softcap: float) -> Tensor:
+    """Scaled, then soft-capped logits; shared by every kernel of this op."""
     if softcap:
         return logits.mul(scale / softcap).tanh_().mul_(softcap)
     return logits if scale == 1.0 else logits * scale

@@ -1,0 +1,1 @@
+"""Kernels that call oneDNN through PyTorch: x86 CPUs, float32."""
