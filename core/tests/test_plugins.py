@@ -222,3 +222,23 @@ def test_asking_many_plugins_is_quick(install: Install) -> None:
     begin = time.perf_counter()
     gather()
     assert time.perf_counter() - begin < 0.5  # a tenth on an idle machine; CI machines are shared
+
+
+def test_hook_polysilicon_devices_answers_stand_before_cores(install: Install) -> None:
+    install("good")
+    assert [str(entry.origin.plugin) for entry in answers().devices] == ["acme", "core"]
+
+
+def test_hook_polysilicon_layouts_is_asked_for_every_device(install: Install) -> None:
+    install("good")
+    names = {
+        device: [entry.record.name for entry in layouts if entry.origin.plugin == "acme"]
+        for device, layouts in answers().layouts.items()
+    }
+    assert names == {"acme:x1": ["acme.tiles"], "cpu": []}
+
+
+def test_hook_polysilicon_kernels_may_answer_for_other_devices(install: Install) -> None:
+    install("good")
+    for kernels in answers().kernels.values():
+        assert "silu_and_mul.acme" in [entry.record.name for entry in kernels]

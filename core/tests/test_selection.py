@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import traceback
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from tables import ACME, CHIP, CPU, kernel, opaque, problem, table
+from tables import ACME, CHIP, CORE, CPU, kernel, opaque, problem, table
 
 from polysilicon.blame import kernel_failed
 from polysilicon.errors import KernelError, PolysiliconWarning, SelectionError
@@ -145,7 +144,7 @@ def test_unknown_name_in_the_switch_warns_with_close_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("POLYSILICON_DISABLE_KERNELS", "silu_and_mul.rihgt")
-    with pytest.warns(PolysiliconWarning, match="'silu_and_mul.rihgt'.*Close: silu_and_mul.right"):
+    with pytest.warns(PolysiliconWarning, match=r"'silu_and_mul.rihgt'.*Close: silu_and_mul.right"):
         table(kernel("right", rank=9))
 
 
@@ -163,7 +162,7 @@ def _broken(**more: Any) -> Kernel:
 
 
 def test_automatic_choice_that_cannot_be_imported_falls_back_with_one_warning() -> None:
-    with pytest.warns(PolysiliconWarning, match="silu_and_mul.gone .* could not be imported"):
+    with pytest.warns(PolysiliconWarning, match=r"silu_and_mul.gone .* could not be imported"):
         binding = _bind(table(_broken(rank=9)))
     assert _chosen(binding) == [(1 << 20, "silu_and_mul.torch")]
     assert "No module named 'no_such_module'" in _reasons(binding)["silu_and_mul.gone"]
@@ -171,7 +170,7 @@ def test_automatic_choice_that_cannot_be_imported_falls_back_with_one_warning() 
 
 
 def test_choice_by_name_that_cannot_be_imported_fails() -> None:
-    with pytest.raises(SelectionError, match="silu_and_mul.gone could not be imported"):
+    with pytest.raises(SelectionError, match=r"silu_and_mul\.gone could not be imported"):
         _bind(table(_broken()), kernel="silu_and_mul.gone")
 
 
@@ -336,16 +335,14 @@ def test_kernel_that_raises_is_named_with_the_remedy(make: Callable[..., Kernel]
 
 
 def test_error_outside_any_kernel_is_not_blamed_on_one() -> None:
-    try:
-        raise RuntimeError("elsewhere")
-    except RuntimeError as error:
-        assert traceback.extract_tb(error.__traceback__)
-        assert kernel_failed(error, [_bind(table(kernel("right", rank=1)))]) is None
+    with pytest.raises(ZeroDivisionError) as caught:
+        _ = 1 / 0
+    assert kernel_failed(caught.value, [_bind(table(kernel("right", rank=1)))]) is None
 
 
 def test_two_plugins_on_one_device_keep_their_origins() -> None:
     found = table(kernel("right", rank=1))
-    assert [entry.origin for entry in found.kernels["cpu"]][0] == ACME
+    assert [entry.origin for entry in found.kernels["cpu"]] == [ACME, CORE]
     again = build_table(
         devices=found.provided_devices, layouts=found.layouts, kernels=found.kernels
     )

@@ -27,6 +27,7 @@ from polysilicon.records import DTYPES, Device, Format, Kernel, Layout, Origin, 
 
 if TYPE_CHECKING:
     from polysilicon.layouts import Tiled
+    from polysilicon.loading import LayerShape, model_shapes
     from polysilicon.opaque import register_opaque
     from polysilicon.ops.contract import Op, Sample, tolerance
 
@@ -37,6 +38,7 @@ __all__ = [
     "Format",
     "Kernel",
     "KernelError",
+    "LayerShape",
     "Layout",
     "Op",
     "Origin",
@@ -47,17 +49,20 @@ __all__ = [
     "Tiled",
     "forced_device",
     "hookimpl",
+    "model_shapes",
     "register_opaque",
     "tolerance",
 ]
 
 hookimpl = pluggy.HookimplMarker("polysilicon")
 
-#: Names that need torch, imported at first use.
+#: Names that need torch or a model's config, imported at first use.
 _LAZY = {
+    "LayerShape": "polysilicon.loading",
     "Op": "polysilicon.ops.contract",
     "Sample": "polysilicon.ops.contract",
     "Tiled": "polysilicon.layouts",
+    "model_shapes": "polysilicon.loading",
     "register_opaque": "polysilicon.opaque",
     "tolerance": "polysilicon.ops.contract",
 }

@@ -36,7 +36,9 @@ class _Group(TyperGroup):
         own = super().get_command(ctx, cmd_name)
         if own is not None or cmd_name not in _plugin_groups():
             return own
-        return typer.main.get_command(_plugin_app(cmd_name, *_plugin_groups()[cmd_name]))
+        command = typer.main.get_command(_plugin_app(cmd_name, *_plugin_groups()[cmd_name]))
+        command.name = cmd_name  # whatever the plugin calls its app
+        return command
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -74,12 +76,15 @@ def _plugin_app(name: str, distribution: Distribution, entry_point: EntryPoint) 
 
 
 def _failing(name: str, distribution: Distribution, reason: str) -> typer.Typer:
-    message = f"the commands of {distribution.metadata['Name']} {distribution.version} can't run: {reason}"
-    stand_in = typer.Typer(help=f"(unavailable) {message}")
+    whose = f"{distribution.metadata['Name']} {distribution.version}"
+    message = f"the commands of {whose} can't run: {reason}"
+    stand_in = typer.Typer()
 
     # Any further argument is accepted, so that the reason is what the user reads.
     @stand_in.command(
-        name, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
+        name,
+        help=f"(unavailable) {message}",
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     )
     def fail() -> None:
         raise PluginError(message)

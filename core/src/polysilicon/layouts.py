@@ -112,7 +112,7 @@ class Tiled:
         shape = tuple(logical.shape)
         padding = self.padding(shape)
         padded = logical
-        if padding.elements:
+        if padding.padded != shape:
             padded = logical.new_full(padding.padded, self.fill)
             padded[tuple(slice(size) for size in shape)] = logical
         if not self.blocked:

@@ -44,8 +44,10 @@ def call(*args: Any, **kwargs: Any) -> Inputs:
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Leaves random state as it was and computes no gradients."""
-    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
-    with torch.random.fork_rng(devices=devices), torch.no_grad():
+    accelerator = torch.accelerator.current_accelerator()
+    kind = "cpu" if accelerator is None else accelerator.type
+    found = {p.device.index or 0 for p in model.parameters() if p.device.type == kind != "cpu"}
+    with torch.random.fork_rng(devices=sorted(found), device_type=kind), torch.no_grad():
         yield
 
 

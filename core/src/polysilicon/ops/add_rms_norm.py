@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from polysilicon.ops import rms_norm
+from polysilicon.ops import problem_inputs, rms_norm
 from polysilicon.ops.contract import Op, Sample
 from polysilicon.ops.samples import Source
 
@@ -62,5 +62,6 @@ OP = Op(
     samples=_samples,
     reduction=_reduction,
     results=("input", "input"),
+    inputs=problem_inputs.add_rms_norm,
     source="https://arxiv.org/abs/1910.07467",
 )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional as F
 
+from polysilicon.ops import problem_inputs
 from polysilicon.ops.contract import Op, Sample
 from polysilicon.ops.samples import MAGNITUDES, Source
 
@@ -57,5 +58,6 @@ OP = Op(
     reference=reference,
     samples=_samples,
     tokens=torch.numel,
+    inputs=problem_inputs.embedding,
     source="https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.embedding.html",
 )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from polysilicon.ops import problem_inputs
 from polysilicon.ops.contract import Op, Sample
 from polysilicon.ops.silu_and_mul import gated_samples
 
@@ -44,5 +45,6 @@ OP = Op(
     keys=frozenset({"width", "approximate"}),
     reference=reference,
     samples=_samples,
+    inputs=problem_inputs.gelu_and_mul,
     source="https://arxiv.org/abs/2002.05202",
 )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.nn import functional as F
 
+from polysilicon.ops import problem_inputs
 from polysilicon.ops.contract import Op, Sample
 from polysilicon.ops.samples import FORMS, MAGNITUDES, TOKENS, Source
 
@@ -80,5 +81,6 @@ OP = Op(
     reference=reference,
     samples=_samples,
     reduction=_reduction,
+    inputs=problem_inputs.layer_norm,
     source="https://arxiv.org/abs/1607.06450",
 )

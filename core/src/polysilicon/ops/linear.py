@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from polysilicon.ops import problem_inputs
 from polysilicon.ops.contract import Op, Sample
 from polysilicon.ops.samples import FORMS, MAGNITUDES, TOKENS, Source
 
@@ -102,5 +103,6 @@ OP = Op(
     reference=reference,
     samples=_samples,
     reduction=_reduction,
+    inputs=problem_inputs.linear,
     source="https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.linear.html",
 )

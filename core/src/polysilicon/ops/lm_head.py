@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from polysilicon.ops import linear
+from polysilicon.ops import linear, problem_inputs
 from polysilicon.ops.contract import Op, Sample
 from polysilicon.ops.samples import Source
 
@@ -70,5 +70,6 @@ OP = Op(
     reference=reference,
     samples=_samples,
     reduction=_reduction,
+    inputs=problem_inputs.lm_head,
     source="https://arxiv.org/abs/2408.00118",
 )

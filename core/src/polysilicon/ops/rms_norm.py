@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from polysilicon.ops import problem_inputs
 from polysilicon.ops.contract import Op, Sample
 from polysilicon.ops.samples import FORMS, MAGNITUDES, TOKENS, Source
 
@@ -69,5 +70,6 @@ OP = Op(
     reference=reference,
     samples=_samples,
     reduction=_reduction,
+    inputs=problem_inputs.rms_norm,
     source="https://arxiv.org/abs/1910.07467",
 )

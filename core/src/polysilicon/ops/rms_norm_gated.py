@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from polysilicon.ops import problem_inputs
 from polysilicon.ops.contract import Op, Sample
 from polysilicon.ops.samples import FORMS, MAGNITUDES, Source
 
@@ -105,5 +106,6 @@ OP = Op(
     reference=reference,
     samples=_samples,
     reduction=_reduction,
+    inputs=problem_inputs.rms_norm_gated,
     source="https://arxiv.org/abs/2405.21060",
 )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch.nn import functional as F
 
+from polysilicon.ops import problem_inputs
 from polysilicon.ops.contract import Op, Sample
 from polysilicon.ops.samples import FORMS, MAGNITUDES, TOKENS, Source
 
@@ -48,5 +49,6 @@ OP = Op(
     keys=frozenset({"width"}),
     reference=reference,
     samples=gated_samples,
+    inputs=problem_inputs.silu_and_mul,
     source="https://arxiv.org/abs/2002.05202",
 )

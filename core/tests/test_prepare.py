@@ -1,0 +1,137 @@
+"""prepare(): every op slot of every layer bound once, with rows that say what and why."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from tables import CHIP, kernel, opaque, problem, table
+
+import polysilicon
+from polysilicon.errors import DeviceError
+from polysilicon.layers.base import Layer
+from polysilicon.prepare import Row, prepare
+
+if TYPE_CHECKING:
+    from polysilicon.records import Problem
+
+pytestmark = pytest.mark.usefixtures("fresh")
+
+
+class Gate(Layer):
+    """A layer of one op in one slot."""
+
+    gate: Any
+
+    def __init__(self, **facts: Any) -> None:
+        super().__init__()
+        self.asked = problem(**facts)
+
+    def problems(self) -> dict[str, Problem]:
+        return {"gate": self.asked}
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.gate(x)
+
+
+def _model() -> torch.nn.Module:
+    return torch.nn.Sequential(Gate(width=4), torch.nn.Linear(4, 8), Gate(width=4))
+
+
+def test_every_slot_is_bound_and_equal_problems_share_a_binding() -> None:
+    model = _model()
+    prepared = prepare(model)
+    assert [one.layer for one in prepared.bound] == ["0", "2"]
+    assert len(prepared.bindings) == 1
+    assert model(torch.ones(3, 8)).shape == (3, 4)
+
+
+def test_rows_say_op_kernel_tokens_uses_and_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYSILICON_PROOF", "off")
+    found = table(kernel("right", rank=1, tokens=(1, 4), note="measured"))
+    assert prepare(_model(), table=found).rows == (
+        Row(
+            op="silu_and_mul",
+            kernel="silu_and_mul.right",
+            tokens="1–4",
+            uses=2,
+            reason="highest rank (1): measured",
+        ),
+        Row(
+            op="silu_and_mul",
+            kernel="silu_and_mul.torch",
+            tokens="≥5",
+            uses=2,
+            reason="the only one that fits",
+        ),
+    )
+
+
+def test_model_without_our_layers_has_no_rows() -> None:
+    assert prepare(torch.nn.Linear(2, 2)).rows == ()
+
+
+def test_weights_on_meta_are_refused_by_name() -> None:
+    with pytest.raises(
+        ValueError, match=r"weight 1\.weight is on the meta device.*load the weights"
+    ):
+        prepare(torch.nn.Sequential(Gate(), torch.nn.Linear(2, 2, device="meta")))
+
+
+def test_forced_absent_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    absent = replace(CHIP, present=False)
+    with pytest.raises(DeviceError, match="acme:x1 is forced and not on this machine"):
+        prepare(_model(), absent, table=table(device=absent))
+
+
+def test_unknown_device_lists_the_present_ones() -> None:
+    with pytest.raises(
+        DeviceError, match=r"no device 'cqu' here .did you mean cpu.*devices are cpu"
+    ):
+        prepare(_model(), "cqu")
+
+
+def test_fingerprint_changes_with_the_kernel_and_with_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("POLYSILICON_PROOF", "off")
+    one, other = table(kernel("right", rank=1)), table(kernel("second", rank=1))
+    assert prepare(_model(), table=one).fingerprint == prepare(_model(), table=one).fingerprint
+    assert prepare(_model(), table=one).fingerprint != prepare(_model(), table=other).fingerprint
+
+
+def test_kernel_that_raises_in_a_forward_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYSILICON_PROOF", "off")
+    model = _model()
+    prepared = prepare(model, table=table(opaque("raises", name="silu_and_mul.bad", rank=1)))
+    with torch.inference_mode(), pytest.raises(RuntimeError) as caught:
+        model(torch.ones(3, 8))
+    assert "POLYSILICON_DISABLE_KERNELS=silu_and_mul.bad" in str(
+        prepared.kernel_failed(caught.value)
+    )
+
+
+def test_prepared_model_compiles_without_a_break(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYSILICON_PROOF", "off")
+    model = _model()
+    prepare(model, table=table(opaque("right", rank=1, tokens=(1, 4))))
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
+    with torch.inference_mode():
+        for tokens in (2, 4, 5, 9):
+            x = torch.randn(tokens, 8)
+            torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_public_name_is_the_function() -> None:
+    # Importing the module binds it to the package, where it must not take the function's name.
+    importlib.import_module("polysilicon.prepare")
+    assert polysilicon.prepare is prepare
+
+
+def test_slot_that_a_layer_does_not_have_is_refused() -> None:
+    with pytest.raises(ValueError, match="Gate has no op slot 'gaet': one of gate"):
+        Gate().bind_kernel("gaet", len)
