@@ -63,15 +63,11 @@ def render() -> str:
 def _markdown(docstring: str) -> str:
     """Google-style sections as bold words, their bodies without the indent."""
     lines: list[str] = []
-    for block in docstring.split("\n\n"):
-        head, _, body = block.partition("\n")
-        if head in ("Args:", "Returns:", "Example:"):
-            lines += [f"**{head}**", "", inspect.cleandoc(body)]
-        elif block.startswith("    "):
-            lines.append("\n".join(line.removeprefix("    ") for line in block.splitlines()))
+    for line in docstring.splitlines():
+        if line in ("Args:", "Returns:", "Example:"):
+            lines += [f"**{line}**", ""]
         else:
-            lines.append(block)
-        lines.append("")
+            lines.append(line.removeprefix("    "))
     return "\n".join(lines).rstrip()
 
 

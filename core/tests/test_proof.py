@@ -18,9 +18,20 @@ from polysilicon.prepare import Prepared, prepare
 from polysilicon.proof import cache_folder
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from polysilicon.records import Device, Kernel, Problem
 
-pytestmark = pytest.mark.usefixtures("fresh")
+pytestmark = pytest.mark.usefixtures("fresh", "one_thread")
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Kernels wait for no second thread, which a busy machine would make slow at random."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 class Gate(Layer):

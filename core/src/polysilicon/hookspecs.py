@@ -105,6 +105,7 @@ def polysilicon_kernels(device: Device) -> Iterable[Kernel]:
         def even_hidden(problem):
             return None if problem.fact("hidden", 0) % 2 == 0 else "hidden size is odd"
 
+
         @hookimpl
         def polysilicon_kernels(device):
             return [
