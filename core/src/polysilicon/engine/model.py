@@ -1,0 +1,225 @@
+"""A Hugging Face model as the engine runs it: adapted, bound, with a paged cache, checked once."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from polysilicon.adapt import Adapted, adapt
+from polysilicon.devices import find, require_runnable
+from polysilicon.errors import AdaptError, DeviceError, KernelError
+from polysilicon.layers.attention import PagedBatch, allocate_kv_cache
+from polysilicon.loading.memory import available_bytes
+from polysilicon.prepare import prepare
+from polysilicon.selection import current_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from polysilicon.layers.attention import Attention
+    from polysilicon.prepare import Row
+    from polysilicon.records import Device
+
+#: Share of the free memory that the cache may take unless told how many blocks to have.
+_CACHE_SHARE = 0.25
+
+#: Context of a model whose config names none (no positions, or relative ones).
+_DEFAULT_CONTEXT = 4096
+
+# The paged forward may differ from the dense one by rounding: this share of the largest logit.
+_PROBE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 3e-2}
+_PROBE_TOLERANCE_OTHER = 1e-1
+
+
+class PagedModel:
+    """The model over paged batches; callable as the runner wants it.
+
+    Raises:
+        DeviceError: the device is unknown or absent, or its memory too small.
+        AdaptError: the attention could not be adapted, or the paged forward is wrong.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        device: str,
+        *,
+        dtype: torch.dtype | None,
+        block_size: int,
+        num_blocks: int | None,
+        max_batch: int,
+    ) -> None:
+        self.device: Device = require_runnable(find(device))
+        self.torch_device = torch.device(self.device.torch_device)
+        adapted = model if isinstance(model, Adapted) else self._adapt(model, dtype)
+        self._model = adapted.model
+        self._context = adapted.context
+        if adapted.report.paged is not None:
+            raise AdaptError(
+                f"the engine cannot run {adapted.report.architecture}: {adapted.report.paged}. "
+                "Its own generate() still works"
+            )
+        config = self._model.config.get_text_config()
+        self.vocabulary = int(config.vocab_size)
+        self.context = int(getattr(config, "max_position_embeddings", None) or _DEFAULT_CONTEXT)
+        self.stop_ids = _stop_ids(self._model)
+        self.block_size = block_size
+        self.num_blocks = self._allocate(adapted.attention, num_blocks, max_batch)
+        self._prepared = prepare(self._model, self.device)
+        self.graphs: list[str] = []  # one entry a compiled graph
+        self._run: Callable[..., Tensor] = self._logits
+        with torch.inference_mode():
+            self._check_paged()
+
+    def __call__(
+        self, batch: PagedBatch, input_ids: Tensor, position_ids: Tensor, rows: Tensor
+    ) -> Tensor:
+        """Logits of the wanted rows of one paged step."""
+        self._context.batch = batch
+        try:
+            return self._run(input_ids, position_ids, rows)
+        finally:
+            self._context.batch = None
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """op → kernel → reason."""
+        return self._prepared.rows
+
+    def compile(self) -> None:
+        """From now on runs compiled, the whole forward in one graph a shape."""
+        backend = _backend(self.device.compile_backend)
+
+        def counted(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+            shape = next((list(x.shape) for x in inputs if isinstance(x, torch.Tensor)), [])
+            self.graphs.append(f"graph {len(self.graphs) + 1}, tokens {shape}")
+            return backend(graph, inputs)
+
+        self._run = torch.compile(self._logits, backend=counted, fullgraph=True, dynamic=False)
+
+    def failure(self, error: Exception) -> Exception:
+        """What to tell the requests of a step that raised: names the kernel if one is to blame."""
+        blamed = self._prepared.kernel_failed(error)
+        if blamed is None:
+            blamed = KernelError(
+                f"the model raised on {self.device.name}, outside of any kernel of ours: "
+                f"{type(error).__name__}: {error}"
+            )
+        blamed.__cause__ = error
+        return blamed
+
+    def _logits(self, input_ids: Tensor, position_ids: Tensor, rows: Tensor) -> Tensor:
+        logits: Tensor = self._model(
+            input_ids=input_ids, position_ids=position_ids, use_cache=False, logits_to_keep=rows
+        ).logits[0]
+        # Some models know no logits_to_keep and give all rows.
+        return logits if logits.shape[0] == rows.shape[0] else logits[rows]
+
+    def _adapt(self, model: Any, dtype: torch.dtype | None) -> Adapted:
+        # A quantised or offloaded model refuses to be moved, so it is left alone where it can be.
+        if dtype is not None and model.dtype != dtype:
+            model = model.to(dtype)
+        if model.device != self.torch_device:
+            model = model.to(self.torch_device)
+        return adapt(model.eval(), device=self.device.name)
+
+    def _allocate(
+        self, layers: list[Attention], num_blocks: int | None, max_batch: int
+    ) -> int:
+        """Gives every attention layer its cache and returns the number of blocks."""
+        dtype = next(self._model.parameters()).dtype
+        per_token = sum(x.num_kv_heads * (x.head_dim + x.v_head_dim) for x in layers)
+        block_bytes = per_token * dtype.itemsize * self.block_size
+        free = free_bytes(self.device)
+        if num_blocks is None:
+            wanted = max_batch * -(-self.context // self.block_size)
+            num_blocks = min(wanted, int(free * _CACHE_SHARE) // block_bytes)
+        if num_blocks < 1 or num_blocks * block_bytes > free:
+            raise DeviceError(
+                f"{self.device.name} has {free / 1e9:.2f} GB free and the KV cache needs "
+                f"{max(num_blocks, 1) * block_bytes / 1e9:.2f} GB ({max(num_blocks, 1)} blocks): "
+                "free memory, give fewer num_blocks, or choose a smaller model or dtype"
+            )
+        layout = current_table().layout(self.device, "kv_block").record
+        for layer in layers:
+            layer.attach_cache(
+                *allocate_kv_cache(
+                    num_blocks,
+                    self.block_size,
+                    layer.num_kv_heads,
+                    layer.head_dim,
+                    layer.v_head_dim,
+                    dtype=dtype,
+                    device=self.torch_device,
+                    layout=layout,
+                )
+            )
+        return num_blocks
+
+    def _check_paged(self) -> None:
+        """Compares a short prompt, computed in two paged steps, with the dense forward."""
+        tokens = min(self.block_size + 3, self.block_size * self.num_blocks, self.context)
+        ids = (torch.arange(tokens) * 7919 + 11) % self.vocabulary
+        positions = torch.arange(tokens)
+        dense = self._logits(*(x.to(self.torch_device) for x in (ids[None], positions[None], positions)))
+        paged = [
+            self._paged_probe(ids, positions, start, end)
+            for start, end in ((0, tokens // 2), (tokens // 2, tokens))
+            if end > start
+        ]
+        difference = (torch.cat(paged).float() - dense.float()).abs().max().item()
+        largest = dense.float().abs().max().item()
+        bound = _PROBE_TOLERANCE.get(dense.dtype, _PROBE_TOLERANCE_OTHER)
+        if not difference <= bound * max(largest, 1.0):
+            raise AdaptError(
+                f"{type(self._model).__name__} gives other logits with the paged cache than without: "
+                f"they differ by {difference:.2e}, the largest is {largest:.2e}. The engine cannot "
+                "run this model; its own generate() still works"
+            )
+
+    def _paged_probe(self, ids: Tensor, positions: Tensor, start: int, end: int) -> Tensor:
+        used = -(-len(ids) // self.block_size)
+        host = {
+            "slots": positions[start:end],
+            "block_tables": torch.arange(used, dtype=torch.int32)[None],
+            "query_starts": torch.tensor([0, end - start], dtype=torch.int32),
+            "kv_lengths": torch.tensor([end], dtype=torch.int32),
+        }
+        batch = PagedBatch(
+            **{name: x.to(self.torch_device) for name, x in host.items()},
+            max_query=end - start,
+            max_kv=end,
+        )
+        step = (ids[None, start:end], positions[None, start:end], torch.arange(end - start))
+        return self(batch, *(x.to(self.torch_device) for x in step))
+
+
+def free_bytes(device: Device) -> int:
+    """Memory of a device that is free now."""
+    kind = torch.device(device.torch_device).type
+    if kind == "cpu":
+        return available_bytes()
+    module = torch.get_device_module(kind)
+    free, _ = module.mem_get_info(device.torch_device)
+    return int(free)
+
+
+def _stop_ids(model: Any) -> frozenset[int]:
+    """End-of-sequence ids of the generation config, which may name one, several or none."""
+    ends = model.generation_config.eos_token_id
+    if ends is None:
+        return frozenset()
+    return frozenset([ends] if isinstance(ends, int) else ends)
+
+
+def _backend(name: str) -> Callable[..., Any]:
+    """A torch.compile backend by its registered name, or by `module:attribute`."""
+    if ":" in name:
+        module, _, attribute = name.partition(":")
+        found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+        return found
+    return torch._dynamo.lookup_backend(name)  # type: ignore[no-any-return]
