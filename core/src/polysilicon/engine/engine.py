@@ -20,13 +20,12 @@ from polysilicon.engine.runner import Buckets, Runner
 from polysilicon.engine.sampler import Sampler
 from polysilicon.engine.scheduler import Scheduler
 from polysilicon.engine.text import Texts
-from polysilicon.errors import RequestError
+from polysilicon.errors import KernelError, PolysiliconError, RequestError
 from polysilicon.loading import Loaded
+from polysilicon.prepare import prepare
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from torch import Tensor
 
     from polysilicon.engine.request import FinishReason
     from polysilicon.engine.scheduler import Work
@@ -54,8 +53,7 @@ class Engine:
     """Runs one model for many requests in one process.
 
     Args:
-        model: what `load()` gave, what `adapt()` gave, or a Transformers causal LM (adapted in
-            place).
+        model: what `load()` or `adapt()` gave, or a Transformers causal LM (adapted in place).
         tokenizer: needed for text prompts; a loaded model brings its own.
         device: name of the device, as `polysilicon devices` lists it.
         dtype: dtype to run in; None keeps the model's.
@@ -115,7 +113,8 @@ class Engine:
             max_blocks=min(self.pool.blocks_for(model.context), model.num_blocks),
             buckets=buckets if compiled else None,
         )
-        self._sampler = Sampler(model.device, vocabulary=model.vocabulary)
+        self._sampler = Sampler(model.vocabulary, model.dtype)
+        self._sampler_bound = prepare(self._sampler, model.device)
         self._live: dict[int, Request] = {}
         self._unclaimed: deque[Update] = deque()
         self._ids = itertools.count()
@@ -272,7 +271,7 @@ class Engine:
         totals = self._totals
         return Report(
             device=f"{device.name} (simulated)" if device.simulated else device.name,
-            ops=(*self._model.rows, *self._sampler.rows),
+            ops=(*self._model.rows, *self._sampler_bound.rows),
             tokens=totals.tokens,
             ttft_s=totals.ttft_s,
             tokens_per_s=totals.tokens / totals.seconds if totals.seconds else 0.0,
@@ -296,35 +295,37 @@ class Engine:
             return []
         began = time.perf_counter()
         try:
-            sampled, logits, updates = self._compute(works)
-            requests = [work.request for work in sampled]
-            tokens = self._sampler.sample(logits, requests) if requests else []
+            sampled, failed = self._compute(works)
         except BaseException:
             # Interrupted, by the user perhaps: what was planned is not in the cache.
             self._scheduler.abandon(works)
             raise
         now = time.perf_counter()
-        updates += [self._take(r, token, now) for r, token in zip(requests, tokens, strict=True)]
-        self._totals.add_step(len(tokens), time.perf_counter() - began)
+        updates = failed + [self._take(request, token, now) for request, token in sampled]
+        self._totals.add_step(len(sampled), time.perf_counter() - began)
         return updates
 
-    def _compute(self, works: list[Work]) -> tuple[list[Work], Tensor, list[Update]]:
-        """Work that samples, its logits, and updates of requests that failed."""
+    def _compute(self, works: list[Work]) -> tuple[list[tuple[Request, int]], list[Update]]:
+        """Requests with their new tokens, and the updates of those that failed."""
         try:
-            logits = self._runner.run(works)
+            return self._run(works), []
         except Exception as error:
             return self._compute_alone(works, error)
+
+    def _run(self, works: list[Work]) -> list[tuple[Request, int]]:
+        logits = self._runner.run(works)
+        requests = [work.request for work in works if work.samples]
+        tokens = self._sampler(logits, requests) if requests else []
         for work in works:
             self._scheduler.done(work)
-        return [work for work in works if work.samples], logits, []
+        return list(zip(requests, tokens, strict=True))
 
     def _compute_alone(
         self, works: list[Work], error: Exception
-    ) -> tuple[list[Work], Tensor, list[Update]]:
+    ) -> tuple[list[tuple[Request, int]], list[Update]]:
         """After a failed step: each request alone, so that only those fail that must."""
-        spoiled: set[int] = set()
-        sampled: list[Work] = []
-        rows: list[Tensor] = []
+        spoiled: set[int] = set()  # blocks whose content a failed request owes
+        sampled: list[tuple[Request, int]] = []
         failed: list[Update] = []
         for work in works:
             if not spoiled.isdisjoint(work.request.blocks):
@@ -334,20 +335,36 @@ class Engine:
             try:
                 if len(works) == 1:
                     raise error
-                logits = self._runner.run([work])
+                sampled += self._run([work])
             except Exception as own:
                 spoiled |= self._scheduler.roll_back(work)
-                output = self._finish(work.request, "error", self._model.failure(own))
+                output = self._finish(work.request, "error", self._failure(own))
                 failed.append(Update(request_id=work.request.id, output=output))
-                continue
-            self._scheduler.done(work)
-            if work.samples:
-                sampled.append(work)
-                rows.append(logits)
-        return sampled, torch.cat(rows) if rows else torch.empty(0), failed
+        return sampled, failed
+
+    def _failure(self, error: Exception) -> Exception:
+        """What to tell a request whose step raised: names the kernel if one is to blame."""
+        if isinstance(error, PolysiliconError):
+            return error
+        device = self._model.device.name
+        told = self._model.kernel_failed(error) or self._sampler_bound.kernel_failed(error)
+        if told is None:
+            told = KernelError(
+                f"the model raised on {device}, outside of any kernel of ours: "
+                f"{type(error).__name__}: {error}"
+            )
+        told.__cause__ = error
+        return told
 
     def _take(self, request: Request, token: int, now: float) -> Update:
         """Adds a sampled token to its request, which may end it."""
+        if token < 0:
+            error = KernelError(
+                f"the logits after token {len(request.tokens)} are NaN or infinite on "
+                f"{self._model.device.name}: run in float32 or bfloat16, and check the weights"
+            )
+            output = self._finish(request, "error", error)
+            return Update(request_id=request.id, output=output)
         request.tokens.append(token)
         if request.first_token is None:
             request.first_token = now

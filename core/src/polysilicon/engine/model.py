@@ -9,7 +9,7 @@ import torch
 
 from polysilicon.adapt import Adapted, adapt
 from polysilicon.devices import find, require_runnable
-from polysilicon.errors import AdaptError, DeviceError, KernelError
+from polysilicon.errors import AdaptError, DeviceError
 from polysilicon.layers.attention import PagedBatch, allocate_kv_cache
 from polysilicon.loading.memory import available_bytes
 from polysilicon.prepare import prepare
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from polysilicon.layers.attention import Attention
+    from polysilicon.errors import KernelError
     from polysilicon.prepare import Row
     from polysilicon.records import Device
 
@@ -55,30 +55,44 @@ class PagedModel:
     ) -> None:
         self.device: Device = require_runnable(find(device))
         self.torch_device = torch.device(self.device.torch_device)
-        adapted = model if isinstance(model, Adapted) else self._adapt(model, dtype)
-        self._model = adapted.model
-        self._context = adapted.context
-        if adapted.report.paged is not None:
-            raise AdaptError(
-                f"the engine cannot run {adapted.report.architecture}: {adapted.report.paged}. "
-                "Its own generate() still works"
-            )
+        own = not isinstance(model, Adapted)
+        adapted = self._adapt(model, dtype) if own else model
+        self._model, self._context = adapted.model, adapted.context
+        self._layers = adapted.attention
         config = self._model.config.get_text_config()
+        self.dtype: torch.dtype = next(self._model.parameters()).dtype
         self.vocabulary = int(config.vocab_size)
         self.context = int(getattr(config, "max_position_embeddings", None) or _DEFAULT_CONTEXT)
         self.stop_ids = _stop_ids(self._model)
         self.block_size = block_size
-        self.num_blocks = self._allocate(adapted.attention, num_blocks, max_batch)
-        self._prepared = prepare(self._model, self.device)
         self.graphs: list[str] = []  # one entry a compiled graph
         self._run: Callable[..., Tensor] = self._logits
-        with torch.inference_mode():
-            self._check_paged()
+        try:
+            if adapted.report.paged or not self._layers:
+                raise AdaptError(
+                    f"the engine cannot run {adapted.report.architecture}: "
+                    f"{adapted.report.paged or 'it has no attention'}. Its own generate() still works"
+                )
+            self.num_blocks = self._allocate(num_blocks, max_batch)
+            self._prepared = prepare(self._model, self.device)
+            with torch.inference_mode():
+                self._check_paged()
+        except BaseException:
+            for layer in self._layers:
+                layer.detach_cache()
+            if own:
+                adapted.undo()
+            raise
 
     def __call__(
         self, batch: PagedBatch, input_ids: Tensor, position_ids: Tensor, rows: Tensor
     ) -> Tensor:
         """Logits of the wanted rows of one paged step."""
+        if self._layers[0].k_cache is not self._first_cache:
+            raise AdaptError(
+                "another engine was built on this model and its cache took this one's place: "
+                "use one engine a model"
+            )
         self._context.batch = batch
         try:
             return self._run(input_ids, position_ids, rows)
@@ -101,16 +115,9 @@ class PagedModel:
 
         self._run = torch.compile(self._logits, backend=counted, fullgraph=True, dynamic=False)
 
-    def failure(self, error: Exception) -> Exception:
-        """What to tell the requests of a step that raised: names the kernel if one is to blame."""
-        blamed = self._prepared.kernel_failed(error)
-        if blamed is None:
-            blamed = KernelError(
-                f"the model raised on {self.device.name}, outside of any kernel of ours: "
-                f"{type(error).__name__}: {error}"
-            )
-        blamed.__cause__ = error
-        return blamed
+    def kernel_failed(self, error: BaseException) -> KernelError | None:
+        """The error that names the kernel that raised; None where none did."""
+        return self._prepared.kernel_failed(error)
 
     def _logits(self, input_ids: Tensor, position_ids: Tensor, rows: Tensor) -> Tensor:
         logits: Tensor = self._model(
@@ -125,15 +132,12 @@ class PagedModel:
             model = model.to(dtype)
         if model.device != self.torch_device:
             model = model.to(self.torch_device)
-        return adapt(model.eval(), device=self.device.name)
+        return adapt(model, device=self.device.torch_device)
 
-    def _allocate(
-        self, layers: list[Attention], num_blocks: int | None, max_batch: int
-    ) -> int:
+    def _allocate(self, num_blocks: int | None, max_batch: int) -> int:
         """Gives every attention layer its cache and returns the number of blocks."""
-        dtype = next(self._model.parameters()).dtype
-        per_token = sum(x.num_kv_heads * (x.head_dim + x.v_head_dim) for x in layers)
-        block_bytes = per_token * dtype.itemsize * self.block_size
+        per_token = sum(x.num_kv_heads * (x.head_dim + x.v_head_dim) for x in self._layers)
+        block_bytes = per_token * self.dtype.itemsize * self.block_size
         free = free_bytes(self.device)
         if num_blocks is None:
             wanted = max_batch * -(-self.context // self.block_size)
@@ -145,7 +149,7 @@ class PagedModel:
                 "free memory, give fewer num_blocks, or choose a smaller model or dtype"
             )
         layout = current_table().layout(self.device, "kv_block").record
-        for layer in layers:
+        for layer in self._layers:
             layer.attach_cache(
                 *allocate_kv_cache(
                     num_blocks,
@@ -153,11 +157,12 @@ class PagedModel:
                     layer.num_kv_heads,
                     layer.head_dim,
                     layer.v_head_dim,
-                    dtype=dtype,
+                    dtype=self.dtype,
                     device=self.torch_device,
                     layout=layout,
                 )
             )
+        self._first_cache = self._layers[0].k_cache
         return num_blocks
 
     def _check_paged(self) -> None:
