@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from polysilicon.devices import find
+from polysilicon.engine.model import PagedModel
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
     from polysilicon.layers.attention import PagedBatch
+    from polysilicon.prepare import Row
 
 VOCABULARY = 50
 
@@ -65,3 +69,55 @@ class FakeForward:
             seen = self.cache[table].view(-1)[:length].tolist()
             logits[index, next_token(seen)] = 1.0
         return logits
+
+
+class FakeModel(PagedModel):
+    """What the engine needs of a model, around FakeForward; `silent` ends in NaN logits."""
+
+    def __init__(self, *, num_blocks: int = 64, block_size: int = 4, context: int = 200) -> None:
+        self.device = find("cpu")
+        self.torch_device = torch.device("cpu")
+        self.dtype = torch.float32
+        self.vocabulary, self.context = VOCABULARY, context
+        self.stop_ids = frozenset()
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self.graphs = []
+        self.forward = FakeForward(num_blocks, block_size)
+        self.silent: set[int] = set()
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return ()
+
+    def __call__(
+        self, batch: PagedBatch, input_ids: Tensor, position_ids: Tensor, rows: Tensor
+    ) -> Tensor:
+        logits = self.forward(batch, input_ids, position_ids, rows)
+        for index, row in enumerate(rows.tolist()):
+            if int(input_ids[0, row]) in self.silent:
+                logits[index] = float("nan")
+        return logits
+
+    def kernel_failed(self, error: BaseException) -> None:
+        return None
+
+
+class FakeTokenizer:
+    """Tokens 0–25 are letters, 26 a space, 30–32 the three bytes of one character, 49 is special."""
+
+    eos_token_id = None
+    chat_template = None
+    letters = "abcdefghijklmnopqrstuvwxyz "
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        return {"input_ids": [self.letters.index(letter) for letter in text]}
+
+    def decode(self, ids: Sequence[int], **_: object) -> str:
+        euro = dict(zip((30, 31, 32), "€".encode(), strict=True))
+        data = b"".join(
+            bytes([euro[i]]) if i in euro else b"" if i == 49 else self._letter(i) for i in ids
+        )
+        return data.decode(errors="replace")
+
+    def _letter(self, token: int) -> bytes:
+        return self.letters[token].encode() if token < len(self.letters) else b"#"

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
+#: Parameters become int64 tensors.
+_LARGEST = 2**63 - 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How tokens are chosen and when a request ends.
@@ -65,8 +69,11 @@ class SamplingParams:
 
 
 def _check_int(name: str, value: object, *, at_least: int, remedy: str) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
-        raise RequestError(f"{name} is {value!r}: expected a whole number >= {at_least}; {remedy}")
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or not at_least <= value <= _LARGEST:  # type: ignore[operator]
+        raise RequestError(
+            f"{name} is {value!r}: expected a whole number >= {at_least} (and < 2^63); {remedy}"
+        )
 
 
 def _check_float(
