@@ -1,4 +1,4 @@
-"""A model without weights: its cache holds the tokens themselves, its answer depends on all of them.
+"""A model without weights: its cache holds tokens, and its answer depends on all of them.
 
 A wrong block table, slot, length or a block shared with the wrong content changes what it reads
 back, and with that every token that follows.
@@ -103,7 +103,7 @@ class FakeModel(PagedModel):
 
 
 class FakeTokenizer:
-    """Tokens 0–25 are letters, 26 a space, 30–32 the three bytes of one character, 49 is special."""
+    """Tokens 0–25 are letters, 26 a space, 30–32 the bytes of one character, 49 is special."""
 
     eos_token_id = None
     chat_template = None

@@ -100,7 +100,7 @@ def test_a_wrong_prompt_fails_alone(prompt: Any, said: str) -> None:
     kept = running.add_request([1, 2], GREEDY)
     with pytest.raises(RequestError, match=said):
         running.add_request(prompt)
-    with pytest.raises(RequestError, match="prompt 1: .*"):
+    with pytest.raises(RequestError, match="prompt 1: "):
         running.generate([[3], prompt])
     outputs = [update.output for _ in range(9) for update in running.step() if update.output]
     assert [(output.request_id, output.token_ids) for output in outputs] == [
@@ -139,7 +139,9 @@ def test_blocks_that_a_failed_request_owed_are_not_reused() -> None:
     model.forward.broken = {40}
     running = engine(model)
     # The second request shares blocks that the first was to fill in the same step.
-    outputs = running.generate([[1, 2, 3, 4, 40], [1, 2, 3, 4, 5]], SamplingParams(max_new_tokens=1))
+    outputs = running.generate(
+        [[1, 2, 3, 4, 40], [1, 2, 3, 4, 5]], SamplingParams(max_new_tokens=1)
+    )
     assert outputs[0].finish_reason == "error"
     assert outputs[1].token_ids == continued([1, 2, 3, 4, 5], 1)
     running.pool.check()
@@ -185,7 +187,9 @@ def test_the_same_seed_gives_the_same_tokens_in_any_batch() -> None:
     params = SamplingParams(max_new_tokens=8, temperature=3.0, seed=5)
     alone = engine().generate([[1, 2]], params)[0]
     together = engine().generate([[3], [1, 2], [4]], [GREEDY, params, GREEDY])[1]
-    other = engine().generate([[1, 2]], SamplingParams(max_new_tokens=8, temperature=3.0, seed=6))[0]
+    other = engine().generate([[1, 2]], SamplingParams(max_new_tokens=8, temperature=3.0, seed=6))[
+        0
+    ]
     assert alone.token_ids == together.token_ids
     assert alone.token_ids != other.token_ids
 

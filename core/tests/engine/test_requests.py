@@ -25,7 +25,11 @@ from polysilicon.errors import RequestError
         ("top_k", -1, "top_k is -1: expected a whole number >= 0 (and < 2^63); 0 turns it off"),
         ("top_k", 2.5, "top_k is 2.5"),
         ("repetition_penalty", 0.0, "repetition_penalty is 0.0: expected a finite number > 0"),
-        ("max_new_tokens", 0, "max_new_tokens is 0: expected a whole number >= 1 (and < 2^63); ask for"),
+        (
+            "max_new_tokens",
+            0,
+            "max_new_tokens is 0: expected a whole number >= 1 (and < 2^63); ask for",
+        ),
         ("max_new_tokens", True, "max_new_tokens is True"),
         ("seed", -3, "seed is -3"),
         ("seed", 2**63, "seed is 9223372036854775808"),

@@ -7,7 +7,7 @@ from fake_model import FakeTokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polysilicon.engine.text import TextStream, Texts
+from polysilicon.engine.text import Texts, TextStream
 from polysilicon.errors import RequestError
 
 decode = FakeTokenizer().decode
@@ -57,9 +57,7 @@ def test_pieces_add_up_to_the_whole_text(tokens: list[int]) -> None:
 def test_the_text_ends_before_the_first_stop_text(tokens: list[int], stop: list[str]) -> None:
     whole, shown = decode(tokens), "".join(pieces(tokens, tuple(stop)))
     # Token by token, the stop text that ends first wins, and of those the one that begins first.
-    ends = [
-        (whole.find(text) + len(text), whole.find(text)) for text in stop if text in whole
-    ]
+    ends = [(whole.find(text) + len(text), whole.find(text)) for text in stop if text in whole]
     assert shown == (whole[: min(ends)[1]] if ends else whole)
 
 

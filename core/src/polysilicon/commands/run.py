@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - typer reads the annotation
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -58,31 +58,26 @@ def run(
         raise typer.BadParameter("give exactly one of PROMPT, --chat and --batch FILE")
     from polysilicon.engine import Engine, SamplingParams
 
-    try:
-        params = SamplingParams(
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            seed=seed,
-            stop=tuple(stop or ()),
-        )
-        # All that can be wrong with the call is told before the weights are read.
-        prompts = _prompts(prompt, batch)
-        loaded = _load(model, device, dtype, trust_remote_code, allow_pickle)
-        engine = Engine(loaded, device=device, compile=compiled)
-        session = Session(engine, params, as_json)
-        if chat:
-            failed = session.chat()
-        elif batch is not None:
-            failed = session.batch(prompts)
-        else:
-            failed = session.one(prompts[0])
-    except (PolysiliconError, ValueError, OSError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from None
+    params = SamplingParams(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        stop=tuple(stop or ()),
+    )
+    # All that can be wrong with the call is told before the weights are read.
+    prompts = _prompts(prompt, batch)
+    loaded = _load(model, device, dtype, trust_remote_code, allow_pickle)
+    session = Session(Engine(loaded, device=device, compile=compiled), params, as_json)
+    if chat:
+        failed = session.chat()
+    elif batch is not None:
+        failed = session.batch(prompts)
+    else:
+        failed = session.one(prompts[0])
     if failed:
         raise typer.Exit(1)
 
@@ -90,7 +85,11 @@ def run(
 def _prompts(prompt: str | None, batch: Path | None) -> list[str]:
     if batch is not None:
         # Empty lines separate prompts for the eye and are none.
-        lines = [line for line in batch.read_text(encoding="utf-8").splitlines() if line.strip()]
+        try:
+            text = batch.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RequestError(f"{batch} cannot be read as text: {error}") from error
+        lines = [line for line in text.splitlines() if line.strip()]
         if not lines:
             raise RequestError(f"{batch} has no prompts: write one a line")
         return lines
@@ -203,11 +202,11 @@ class Session:
         error = result if isinstance(result, RequestError) else result.error
         if self.as_json and isinstance(result, RequestError):
             typer.echo(json.dumps({"schema": 1, "prompt": prompt, "error": str(error)}))
-        elif self.as_json:
-            assert not isinstance(result, RequestError)
-            self._print_json(result, prompt=prompt)
+        elif isinstance(result, RequestError) or not self.as_json:
+            text = "" if isinstance(result, RequestError) else result.text
+            typer.echo(f"> {prompt}\n{text}{f'error: {error}' if error else ''}\n")
         else:
-            typer.echo(f"> {prompt}\n{f'error: {error}' if error else result.text}\n")
+            self._print_json(result, prompt=prompt)
 
     def _print_json(self, output: Output, **more: str) -> None:
         report = self.engine.report()

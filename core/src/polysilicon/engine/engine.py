@@ -7,15 +7,14 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from polysilicon.engine.model import PagedModel
 from polysilicon.engine.pool import BlockPool
-from polysilicon.engine.report import Report
-from polysilicon.engine.request import Output, Request, SamplingParams, check_prompt
+from polysilicon.engine.report import Report, Totals
+from polysilicon.engine.request import Request, SamplingParams, Update, check_prompt
 from polysilicon.engine.runner import Buckets, Runner
 from polysilicon.engine.sampler import Sampler
 from polysilicon.engine.scheduler import Scheduler
@@ -27,26 +26,10 @@ from polysilicon.prepare import prepare
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from polysilicon.engine.request import FinishReason
+    from polysilicon.engine.request import FinishReason, Output
     from polysilicon.engine.scheduler import Work
 
     Prompt = str | Sequence[int]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Update:
-    """What one step did for one request.
-
-    Attributes:
-        token_id: the new token; None where the request ended without one.
-        text: text that became final, empty for a request that does not stream.
-        output: the result, once the request has ended.
-    """
-
-    request_id: int
-    token_id: int | None = None
-    text: str = ""
-    output: Output | None = None
 
 
 class Engine:
@@ -370,15 +353,13 @@ class Engine:
             request.first_token = now
         text = request.text if request.streams else None
         reason: FinishReason | None = None
-        if token in request.stop_ids:
-            reason = "stop"
-        elif text is not None and text.add(token):
+        if token in request.stop_ids or (text is not None and text.add(token)):
             reason = "stop"
         elif len(request.tokens) >= request.limit:
             reason = "length"
-        output = self._finish(request, reason) if reason else None
+        ended = self._finish(request, reason) if reason else None
         piece = text.take() if text is not None else ""
-        return Update(request_id=request.id, token_id=token, text=piece, output=output)
+        return Update(request_id=request.id, token_id=token, text=piece, output=ended)
 
     def _finish(
         self, request: Request, reason: FinishReason, error: Exception | None = None
@@ -406,30 +387,3 @@ class Engine:
     def _end_ids(self) -> frozenset[int]:
         own = self._model.stop_ids
         return own | self._texts.stop_ids if self._texts else own
-
-
-@dataclass(slots=True)
-class Totals:
-    """Counts over all requests of an engine."""
-
-    tokens: int = 0
-    steps: int = 0
-    seconds: float = 0.0
-    ttft_s: float | None = None
-    prefilled: int = 0
-    reused: int = 0
-    recomputed: int = 0
-
-    def add_step(self, tokens: int, seconds: float) -> None:
-        """One step that sampled so many tokens."""
-        self.tokens += tokens
-        self.steps += 1
-        self.seconds += seconds
-
-    def add_request(self, request: Request) -> None:
-        """A request that ended."""
-        self.prefilled += request.prefilled
-        self.reused += request.reused
-        self.recomputed += request.recomputed
-        if request.first_token is not None:
-            self.ttft_s = request.first_token - request.arrived

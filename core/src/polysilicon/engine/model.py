@@ -57,9 +57,11 @@ class PagedModel:
         self.torch_device = torch.device(self.device.torch_device)
         own = not isinstance(model, Adapted)
         adapted = self._adapt(model, dtype) if own else model
-        self._model, self._context = adapted.model, adapted.context
+        self._model: Any = adapted.model
+        self._context = adapted.context
         self._layers = adapted.attention
-        config = self._model.config.get_text_config()
+        whole: Any = adapted.model.config
+        config = whole.get_text_config()
         self.dtype: torch.dtype = next(self._model.parameters()).dtype
         self.vocabulary = int(config.vocab_size)
         self.context = int(getattr(config, "max_position_embeddings", None) or _DEFAULT_CONTEXT)
@@ -69,9 +71,10 @@ class PagedModel:
         self._run: Callable[..., Tensor] = self._logits
         try:
             if adapted.report.paged or not self._layers:
+                why = adapted.report.paged or "it has no attention"
                 raise AdaptError(
-                    f"the engine cannot run {adapted.report.architecture}: "
-                    f"{adapted.report.paged or 'it has no attention'}. Its own generate() still works"
+                    f"the engine cannot run {adapted.report.architecture}: {why}. "
+                    "Its own generate() still works"
                 )
             self.num_blocks = self._allocate(num_blocks, max_batch)
             self._prepared = prepare(self._model, self.device)
@@ -170,7 +173,9 @@ class PagedModel:
         tokens = min(self.block_size + 3, self.block_size * self.num_blocks, self.context)
         ids = (torch.arange(tokens) * 7919 + 11) % self.vocabulary
         positions = torch.arange(tokens)
-        dense = self._logits(*(x.to(self.torch_device) for x in (ids[None], positions[None], positions)))
+        dense = self._logits(
+            *(x.to(self.torch_device) for x in (ids[None], positions[None], positions))
+        )
         paged = [
             self._paged_probe(ids, positions, start, end)
             for start, end in ((0, tokens // 2), (tokens // 2, tokens))
@@ -181,9 +186,9 @@ class PagedModel:
         bound = _PROBE_TOLERANCE.get(dense.dtype, _PROBE_TOLERANCE_OTHER)
         if not difference <= bound * max(largest, 1.0):
             raise AdaptError(
-                f"{type(self._model).__name__} gives other logits with the paged cache than without: "
-                f"they differ by {difference:.2e}, the largest is {largest:.2e}. The engine cannot "
-                "run this model; its own generate() still works"
+                f"{type(self._model).__name__} gives other logits with the paged cache than "
+                f"without: they differ by {difference:.2e}, the largest is {largest:.2e}. "
+                "The engine cannot run this model; its own generate() still works"
             )
 
     def _paged_probe(self, ids: Tensor, positions: Tensor, start: int, end: int) -> Tensor:
@@ -227,4 +232,4 @@ def _backend(name: str) -> Callable[..., Any]:
         module, _, attribute = name.partition(":")
         found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
         return found
-    return torch._dynamo.lookup_backend(name)  # type: ignore[no-any-return]
+    return torch._dynamo.lookup_backend(name)

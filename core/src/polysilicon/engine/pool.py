@@ -146,7 +146,7 @@ class BlockPool:
             block += 1
 
     def keep_tail(self, block: int, parent: bytes, tokens: list[int]) -> None:
-        """Remembers the content of a partly filled block that its only holder is about to release."""
+        """Remembers what a partly filled block holds, which its only holder will now release."""
         if not self.sharing or block in self._key_of or self._references[block] != 1:
             return
         self._drop_tail(parent)
@@ -195,7 +195,7 @@ class BlockPool:
         behind = self._blank[after + 1 : after + 1 + count]
         # A holder that grows takes what was set aside for it.
         usable = _NOT_BLANK not in behind if not room else behind == bytes([_BLANK]) * count
-        if 0 <= after and len(behind) == count and usable:
+        if after >= 0 and len(behind) == count and usable:
             return after + 1
         roomy = self._blank.find(bytes([_BLANK]) * max(room, count))
         return roomy if roomy >= 0 else self._blank.find(bytes([_BLANK]) * count)

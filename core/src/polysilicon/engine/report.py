@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from polysilicon.engine.request import Request
     from polysilicon.prepare import Row
 
 
@@ -54,7 +55,9 @@ class Report:
         """The report for a terminal: the run, then op → kernel → reason."""
         from rich.table import Table
 
-        run = Table("device", "tokens", "time to first token", "tokens/s", "prompt computed / reused")
+        run = Table(
+            "device", "tokens", "time to first token", "tokens/s", "prompt computed / reused"
+        )
         first = "–" if self.ttft_s is None else f"{self.ttft_s * 1000:.0f} ms"
         prompt = f"{self.prefilled_tokens} / {self.reused_tokens}"
         run.add_row(self.device, str(self.tokens), first, f"{self.tokens_per_s:.1f}", prompt)
@@ -62,3 +65,30 @@ class Report:
         for row in self.ops:
             ops.add_row(row.op, row.kernel, row.reason)
         return [run, ops]
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts over all requests of an engine."""
+
+    tokens: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    ttft_s: float | None = None
+    prefilled: int = 0
+    reused: int = 0
+    recomputed: int = 0
+
+    def add_step(self, tokens: int, seconds: float) -> None:
+        """One step that sampled so many tokens."""
+        self.tokens += tokens
+        self.steps += 1
+        self.seconds += seconds
+
+    def add_request(self, request: Request) -> None:
+        """A request that ended."""
+        self.prefilled += request.prefilled
+        self.reused += request.reused
+        self.recomputed += request.recomputed
+        if request.first_token is not None:
+            self.ttft_s = request.first_token - request.arrived

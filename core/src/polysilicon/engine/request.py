@@ -56,12 +56,19 @@ class SamplingParams:
         _check_float("min_p", self.min_p, 0.0, 1.0, remedy="0 turns it off")
         _check_float("top_p", self.top_p, 0.0, 1.0, remedy="1 turns it off", above=True)
         _check_float(
-            "repetition_penalty", self.repetition_penalty, 0.0, math.inf, "1 turns it off", above=True
+            "repetition_penalty",
+            self.repetition_penalty,
+            0.0,
+            math.inf,
+            "1 turns it off",
+            above=True,
         )
         if self.seed is not None:
             _check_int("seed", self.seed, at_least=0, remedy="or leave it out to draw one")
         if isinstance(self.stop, str) or not all(isinstance(s, str) and s for s in self.stop):
-            raise RequestError(f"stop is {self.stop!r}: expected a tuple of texts, none of them empty")
+            raise RequestError(
+                f"stop is {self.stop!r}: expected a tuple of texts, none of them empty"
+            )
         for token in self.stop_ids:
             _check_int("stop_ids", token, at_least=0, remedy="give token ids of this model")
         object.__setattr__(self, "stop", tuple(self.stop))
@@ -198,3 +205,19 @@ class Output:
     reused_tokens: int = 0
     recomputed_tokens: int = 0
     preemptions: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Update:
+    """What one step did for one request.
+
+    Attributes:
+        token_id: the new token; None where the request ended without one.
+        text: text that became final, empty for a request that does not stream.
+        output: the result, once the request has ended.
+    """
+
+    request_id: int
+    token_id: int | None = None
+    text: str = ""
+    output: Output | None = None

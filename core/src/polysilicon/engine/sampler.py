@@ -28,7 +28,7 @@ class Sampler(Layer):
         self._vocabulary = vocabulary
         self._dtype = dtype
         self._known: tuple[int, ...] = ()
-        self._parameters: dict[str, Tensor] = {}
+        self._columns: dict[str, Tensor] = {}
         self.bind_kernel("sampling", sampling.torch_kernel)
 
     def problems(self) -> dict[str, Problem]:
@@ -45,11 +45,11 @@ class Sampler(Layer):
         """One token for each request; -1 where the logits are no distribution (NaN)."""
         known = tuple(request.id for request in requests)
         if known != self._known:
-            self._parameters = _parameters(requests)
+            self._columns = _parameters(requests)
             self._known = known
         made = [len(request.tokens) - request.prompt_tokens for request in requests]
         tokens: list[int] = self.sampling(
-            logits, **self._parameters, steps=torch.tensor(made), seen=_seen(requests)
+            logits, **self._columns, steps=torch.tensor(made), seen=_seen(requests)
         ).tolist()
         return tokens
 

@@ -191,5 +191,7 @@ class Scheduler:
         keys, size = request.keys, self.pool.block_size
         while len(keys) < count:
             parent = keys[-1] if keys else ROOT
-            keys.append(block_key(parent, request.tokens[len(keys) * size : (len(keys) + 1) * size]))
+            keys.append(
+                block_key(parent, request.tokens[len(keys) * size : (len(keys) + 1) * size])
+            )
         return keys

@@ -97,7 +97,9 @@ class Texts:
         """Token ids of a plain text, with the special tokens that the model begins with."""
         return [int(token) for token in self._tokenizer(text)["input_ids"]]
 
-    def encode_chat(self, messages: Sequence[dict[str, str]], known: Sequence[int] = ()) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[dict[str, str]], known: Sequence[int] = ()
+    ) -> list[int]:
         """Token ids of a conversation, the beginning of the answer included.
 
         `known` are the ids of its beginning as the engine has them: where their text is how the

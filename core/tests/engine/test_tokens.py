@@ -1,0 +1,214 @@
+"""Greedy tokens of tiny random models equal those of Transformers' generate in every batching."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+import polysilicon
+from polysilicon.engine import Engine, SamplingParams
+from polysilicon.errors import AdaptError, DeviceError, KernelError
+
+if TYPE_CHECKING:
+    from polysilicon.adapt import Adapted
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+    "eos_token_id": None,
+    "bos_token_id": None,
+    "pad_token_id": None,
+}
+MODELS = {
+    "llama": (LlamaForCausalLM, LlamaConfig(**SIZES)),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SIZES)),
+    # Windows shorter than the prompts, so that what lies outside matters.
+    "gemma3": (
+        Gemma3ForCausalLM,
+        Gemma3TextConfig(
+            **SIZES,
+            sliding_window=12,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        ),
+    ),
+    "mistral": (MistralForCausalLM, MistralConfig(**SIZES, sliding_window=10)),
+}
+NEW = 24
+GREEDY = SamplingParams(max_new_tokens=NEW)
+
+
+class Case:
+    """One model, prompts of many lengths, and what Transformers answers."""
+
+    def __init__(self, name: str) -> None:
+        kind, config = MODELS[name]
+        torch.manual_seed(5)
+        self.model = kind(copy.deepcopy(config)).eval()
+        rng = random.Random(7)
+        self.prompts = [
+            [rng.randrange(SIZES["vocab_size"]) for _ in range(length)]
+            for length in (1, 2, 5, 16, 17, 31, 40, 64)
+        ]
+        self.expected = [self.generate(prompt, NEW) for prompt in self.prompts]
+        self.adapted: Adapted = polysilicon.adapt(self.model)
+
+    def generate(self, prompt: list[int], new: int) -> tuple[int, ...]:
+        ids = self.model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=new,
+            do_sample=False,
+        )
+        return tuple(ids[0, len(prompt) :].tolist())
+
+    def engine(self, **options: Any) -> Engine:
+        return Engine(self.adapted, **({"compile": False, "num_blocks": 64} | options))
+
+
+@pytest.fixture(scope="module", params=list(MODELS))
+def case(request: pytest.FixtureRequest) -> Case:
+    return Case(request.param)
+
+
+@pytest.fixture(scope="module")
+def llama() -> Case:
+    return Case("llama")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_batch": 1},
+        {"max_batch": 8},
+        {"max_batch": 8, "max_tokens_per_step": 9},
+        {"max_batch": 8, "num_blocks": 7},
+        {"max_batch": 8, "block_size": 5, "num_blocks": 100, "prefix_sharing": False},
+    ],
+    ids=["one_at_a_time", "batched", "chunked", "preempted", "unaligned_blocks"],
+)
+def test_tokens_equal_generate(case: Case, options: dict[str, Any]) -> None:
+    engine = case.engine(**options)
+    outputs = engine.generate(case.prompts, GREEDY)
+    assert [output.token_ids for output in outputs] == case.expected
+    assert (engine.report().preemptions > 0) == (options.get("num_blocks") == 7)
+    assert engine.pool.in_use == 0
+
+
+def test_tokens_are_the_same_with_a_shared_prefix(case: Case) -> None:
+    engine = case.engine()
+    first = engine.generate(case.prompts, GREEDY)
+    again = engine.generate(case.prompts, GREEDY)
+    assert [output.token_ids for output in first + again] == case.expected * 2
+    # Whole blocks are shared, and the last token is computed again, to be sampled from.
+    shared = [(len(prompt) - 1) // 16 * 16 for prompt in case.prompts]
+    assert [output.reused_tokens for output in again] == shared
+
+
+def test_a_second_turn_computes_only_what_is_new(case: Case) -> None:
+    engine = case.engine()
+    (first,) = engine.generate([case.prompts[4]], GREEDY)
+    turn = [*case.prompts[4], *first.token_ids, 3, 1, 4]
+    (second,) = engine.generate([turn], GREEDY)
+    # The last token of the first turn was never computed, and three are new.
+    assert second.prefilled_tokens == 4
+    (alone,) = case.engine(prefix_sharing=False).generate([turn], GREEDY)
+    assert second.token_ids == alone.token_ids
+
+
+def test_random_requests_equal_their_solo_runs(llama: Case) -> None:
+    rng = random.Random(3)
+    prompts = [
+        [rng.randrange(4) for _ in range(rng.randint(1, 40))] for _ in range(200)
+    ]  # few ids, so that prefixes repeat
+    lengths = [rng.randint(1, 16) for _ in prompts]
+    params = [SamplingParams(max_new_tokens=length) for length in lengths]
+    engine = llama.engine(num_blocks=20)
+    numbers = [engine.add_request(p, one) for p, one in zip(prompts, params, strict=True)]
+    finished: dict[int, tuple[int, ...]] = {}
+    while engine.has_work():
+        live = [n for n in numbers if n not in finished]
+        if rng.random() < 0.15 and live:
+            finished[gone] = engine.cancel(gone := rng.choice(live)).token_ids
+        for update in engine.step():
+            if update.output is not None:
+                finished[update.request_id] = update.output.token_ids
+    assert engine.pool.in_use == 0
+    alone = llama.engine(max_batch=1, prefix_sharing=False).generate(prompts, params)
+    complete = [n for n in numbers if len(finished[n]) == lengths[n]]
+    assert 50 < len(complete) < 200
+    for number in numbers:  # what a cancelled one had is the beginning of its solo run
+        got = finished[number]
+        assert got == alone[number].token_ids[: len(got)]
+
+
+def test_a_kernel_that_raises_is_named_and_fails_only_its_request(
+    llama: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = llama.engine()
+    layer = llama.adapted.attention[1]
+    kernel = layer.paged_attention
+    failing = len(llama.prompts[3])
+
+    def raises_for_one_length(*args: Any, **kwargs: Any) -> Any:
+        if failing in args[5].tolist():
+            return kernel(*args[:6], "not a scale", *args[7:], **kwargs)
+        return kernel(*args, **kwargs)
+
+    monkeypatch.setattr(layer, "paged_attention", raises_for_one_length)
+    others = [p for i, p in enumerate(llama.prompts) if i in (1, 4, 6)]
+    one = SamplingParams(max_new_tokens=1)
+    outputs = engine.generate([others[0], llama.prompts[3], *others[1:]], one)
+    error = outputs[1].error
+    assert isinstance(error, KernelError)
+    assert "kernel paged_attention.torch" in str(error)
+    assert "POLYSILICON_DISABLE_KERNELS=paged_attention.torch" in str(error)
+    assert [o.token_ids for i, o in enumerate(outputs) if i != 1] == [
+        llama.expected[i][:1] for i in (1, 4, 6)
+    ]
+    monkeypatch.undo()
+    (output,) = engine.generate([llama.prompts[3]], GREEDY)
+    assert output.token_ids == llama.expected[3]
+
+
+def test_another_engine_on_the_same_model_is_told(llama: Case) -> None:
+    first = llama.engine()
+    llama.engine()
+    (output,) = first.generate([[1, 2]], GREEDY)
+    assert isinstance(output.error, AdaptError)
+    assert "use one engine a model" in str(output.error)
+
+
+def test_a_cache_that_does_not_fit_says_how_much_is_free(llama: Case) -> None:
+    with pytest.raises(DeviceError, match=r"GB free and the KV cache needs .* fewer num_blocks"):
+        llama.engine(num_blocks=10**9)
+
+
+def test_a_paged_forward_that_differs_is_refused(
+    llama: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama.adapted.attention[0], "scale", 0.9)
+    forward = llama.adapted.attention[0]._paged
+    monkeypatch.setattr(llama.adapted.attention[0], "_paged", lambda *args: forward(*args).mul(1.5))
+    with pytest.raises(AdaptError, match="gives other logits with the paged cache than without"):
+        llama.engine()
