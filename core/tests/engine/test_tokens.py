@@ -172,7 +172,8 @@ def test_a_kernel_that_raises_is_named_and_fails_only_its_request(
 
     def raises_for_one_length(*args: Any, **kwargs: Any) -> Any:
         if failing in args[5].tolist():
-            return kernel(*args[:6], "not a scale", *args[7:], **kwargs)
+            # Blocks that do not exist.
+            return kernel(*args[:3], args[3] + 10**6, *args[4:], **kwargs)
         return kernel(*args, **kwargs)
 
     monkeypatch.setattr(layer, "paged_attention", raises_for_one_length)
