@@ -88,6 +88,8 @@ def torch_kernel(
         visible = visibility(columns - rows, rows, columns, causal, window, q.device)
         bias = visible if mask is None else _both(mask, visible)
     out, lse = attend(q, k, v, bias, scale, fused_triangle, softcap)
+    if bias is not None:
+        lse = lse.masked_fill(_blind_rows(bias), -math.inf)
     out, lse = out.transpose(1, 2), lse.transpose(1, 2)
     return (out, lse) if sinks is None else apply_sinks(out, lse, sinks)
 
@@ -124,30 +126,27 @@ def attend(
     triangle: bool,  # query i sees keys 0..i
     softcap: float,
 ) -> tuple[Tensor, Tensor]:  # [b, h, tq, dv], float32 [b, h, tq]
-    """Attention without sinks; rows that see nothing give zeros and a log-sum-exp of -inf."""
-    if mask is not None and mask.dim() < 4:
-        mask = mask.view((1,) * (4 - mask.dim()) + mask.shape)
+    """Attention without sinks; rows that the mask blinds give zeros and any log-sum-exp."""
     # The fused kernel divides by the number of rows: empty calls end the process.
     filled = q.shape[2] > 0 and k.shape[2] > 0
     if q.device.type != "cpu" or softcap or k.shape[3] != v.shape[3] or not filled:
         return _attend_by_matmuls(q, k, v, mask, scale, triangle, softcap)
-    if mask is None:
-        return _flash(q, k, v, 0.0, triangle, scale=scale)  # type: ignore[no-any-return]
-    bias = additive(mask, q.dtype)
+    bias = None if mask is None else _additive(mask, q.dtype)
     out, lse = _flash(q, k, v, 0.0, triangle, attn_mask=bias, scale=scale)
-    # The fused kernel reports 0 for a row that sees nothing.
-    return out, lse.masked_fill(blind_rows(mask), -math.inf)
+    return out, lse
 
 
-def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """The mask as numbers to add to the scores."""
+    # The fused kernel takes 2 or 4 dims.
+    mask = mask.view((1,) * (4 - mask.dim()) + mask.shape)
     if mask.dtype != torch.bool:
         return mask.to(dtype)
     return torch.zeros((), dtype=dtype, device=mask.device).masked_fill(~mask, -math.inf)
 
 
-def blind_rows(mask: Tensor) -> Tensor:
-    """True for the rows of a mask that let nothing through."""
+def _blind_rows(mask: Tensor) -> Tensor:
+    """True for the rows of a mask that let nothing through: the fused kernel says 0 for them."""
     if mask.dtype == torch.bool:
         return ~mask.any(-1)
     return (mask == -math.inf).all(-1)
@@ -173,7 +172,7 @@ def _attend_by_matmuls(
     if triangle:
         mask = visibility(0, rows, rows, True, 0, q.device)
     if mask is not None:
-        scores = scores + additive(mask, torch.float32)
+        scores = scores + _additive(mask, torch.float32)
     lse = torch.logsumexp(scores, -1)
     # A row that sees nothing has only -inf: zero weights instead of 0/0.
     weights = torch.softmax(scores, -1).masked_fill((lse == -math.inf)[..., None], 0.0)

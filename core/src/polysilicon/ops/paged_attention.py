@@ -13,7 +13,7 @@ import torch
 
 from polysilicon.ops.attention import KEYS, apply_sinks, attend
 from polysilicon.ops.contract import Op
-from polysilicon.ops.paged_plan import Rule, plan_for, slot_rows
+from polysilicon.ops.paged_plan import Rule, plan_for
 from polysilicon.ops.paged_samples import problem_call, samples
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from torch import Tensor
-
-    from polysilicon.ops.paged_plan import Plan, Sequence
 
 
 def reference(
@@ -85,79 +83,32 @@ def torch_kernel(
     max_kv: int,
 ) -> tuple[Tensor, Tensor]:
     """One fused attention call a sequence, on a view of the cache where its blocks are adjacent."""
-    plan = plan_for(block_tables, query_starts, kv_lengths, k_cache.shape, q.shape[0])
-    k_rows, v_rows = slot_rows(k_cache), slot_rows(v_cache)
-    rule = Rule(scale, window, softcap, causal)
-    if plan.single:
-        out, lse = _attend_sequence(q, k_rows, v_rows, plan, plan.sequences[0], rule)
-    else:
-        out = q.new_zeros(q.shape[0], q.shape[1], v_cache.shape[3])
-        lse = q.new_full(q.shape[:2], -math.inf, dtype=torch.float32)
-        for sequence in plan.sequences:
-            part = slice(sequence.first, sequence.last)
-            out[part], lse[part] = _attend_sequence(q[part], k_rows, v_rows, plan, sequence, rule)
+    tokens, heads, _ = q.shape
+    plan = plan_for(block_tables, query_starts, kv_lengths, k_cache.shape, tokens)
+    by_head = q.transpose(0, 1)[None]
+    outs, lses = [], []
+    for chunk in plan.chunks(Rule(window, causal), q):
+        out, lse = attend(
+            by_head if chunk.queries == tokens else by_head[:, :, chunk.first : chunk.last],
+            chunk.read(k_cache),
+            chunk.read(v_cache),
+            chunk.mask,
+            scale,
+            chunk.triangle,
+            softcap,
+        )
+        outs.append(out.transpose(1, 2))
+        lses.append(lse.transpose(1, 2))
+    if plan.tokens < tokens or not outs:
+        padding = tokens - plan.tokens
+        outs.append(q.new_zeros(1, padding, heads, v_cache.shape[3]))
+        lses.append(q.new_full((1, padding, heads), -math.inf, dtype=torch.float32))
+    out, lse = (torch.cat(parts, 1)[0] if len(parts) > 1 else parts[0][0] for parts in (outs, lses))
     if sinks is not None:
         out, lse = apply_sinks(out, lse, sinks)
         lse[plan.tokens :] = -math.inf
     # As the shape function says; a no-op after the fused kernel.
     return out.contiguous(), lse.contiguous()
-
-
-#: Queries of one fused call that needs a mask: bounds the mask, and lets a window skip keys.
-_CHUNK = 512
-
-
-def _attend_sequence(
-    q: Tensor,  # [n, h, d]
-    k_rows: Tensor,  # [slots, hk, d]
-    v_rows: Tensor,
-    plan: Plan,
-    sequence: Sequence,
-    rule: Rule,
-) -> tuple[Tensor, Tensor]:  # [n, h, dv], [n, h]
-    queries = q.shape[0]
-    context = sequence.length - queries
-    # From-scratch prefill is the square triangle, which the fused kernel knows without a mask.
-    triangle = rule.causal and not context and not 0 < rule.window < queries
-    if queries <= _CHUNK or (triangle and not rule.softcap):
-        return _attend_chunk(q, k_rows, v_rows, plan, sequence, context, rule)
-    parts = [
-        _attend_chunk(part, k_rows, v_rows, plan, sequence, context + index * _CHUNK, rule)
-        for index, part in enumerate(torch.split(q, _CHUNK))
-    ]
-    return torch.cat([out for out, _ in parts]), torch.cat([lse for _, lse in parts])
-
-
-def _attend_chunk(
-    q: Tensor,
-    k_rows: Tensor,
-    v_rows: Tensor,
-    plan: Plan,
-    sequence: Sequence,
-    position: int,  # of the first query
-    rule: Rule,
-) -> tuple[Tensor, Tensor]:
-    queries, window = q.shape[0], rule.window
-    start = max(0, position - window + 1) if window else 0
-    stop = sequence.length
-    if rule.causal:
-        stop = position + queries
-    elif window:
-        stop = min(stop, position + queries - 1 + window)
-    keys = stop - start
-    # One query sees all that is left; a square that no window cuts is the triangle.
-    triangle = rule.causal and 1 < queries == keys and not 0 < window < keys
-    masked = not triangle and queries > 1 and (rule.causal or window > 0)
-    out, lse = attend(
-        q.transpose(0, 1)[None],
-        plan.read(k_rows, sequence, start, stop),
-        plan.read(v_rows, sequence, start, stop),
-        plan.mask(position - start, queries, keys, rule, q.device) if masked else None,
-        rule.scale,
-        triangle,
-        rule.softcap,
-    )
-    return out[0].transpose(0, 1), lse[0].transpose(0, 1)
 
 
 def paged_attention_fake(
