@@ -27,7 +27,7 @@ transformers {transformers}, torch {torch}, CPU, tiny random models ({all} archi
 - **partly**: some stayed, for the reason given; the logits are equal all the same.
 - **failed**: could not be built or run from its config alone, or our code raised; the reason tells.
 - **wrong**: float32 logits differ by more than 1e-4 of the largest, or our bfloat16 error is more
-  than twice Transformers' own (mean over tokens).
+  than twice Transformers' own (geometric mean over tokens).
 
 *float32* is the largest difference of logits relative to the largest logit, over whole sequences
 longer than every window, left-padded batches and cached generation. *bfloat16* is our error against
