@@ -36,8 +36,7 @@ def replace_leaves(work: Work) -> None:
         found = _recogniser(candidate, module is head)
         if found is None:
             if parameters(module):
-                kind = label(candidate)
-                work.kept(path, kind, _LATER.get(kind, "not a kind of module that adapt() knows"))
+                _keep_unknown(work, candidate)
             continue
         _try(work, candidate, *found)
 
@@ -50,8 +49,13 @@ def list_own_weights(work: Work) -> None:
     for path, module in work.modules.items():
         inside = {id(p) for child in module.children() for p in child.parameters()}
         if path not in work.rows and any(id(p) not in inside for p in parameters(module).values()):
-            kind = label(work.candidate(path, module))
-            work.kept(path, kind, "not a kind of module that adapt() knows")
+            _keep_unknown(work, work.candidate(path, module))
+
+
+def _keep_unknown(work: Work, candidate: Candidate) -> None:
+    kind = label(candidate)
+    reason = _LATER.get(kind, "not a kind of module that adapt() knows")
+    work.kept(candidate.path, kind, reason)
 
 
 def _recogniser(candidate: Candidate, head: bool) -> tuple[Kind, Recogniser] | None:

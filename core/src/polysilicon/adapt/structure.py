@@ -108,18 +108,18 @@ def obstacle(module: nn.Module) -> str:
 _WORDS: tuple[tuple[str, Kind], ...] = (
     ("norm", "norm"),
     ("rotary", "rotary"),
-    ("expert", "experts"),
-    ("router", "experts"),
-    ("moe", "experts"),
     ("mamba", "mixer"),
     ("mixer", "mixer"),
     ("deltanet", "mixer"),
     ("conv", "mixer"),
     ("lru", "mixer"),
     ("lstm", "mixer"),
+    ("expert", "experts"),
+    ("router", "experts"),
     ("attention", "attention"),
     ("embed", "embedding"),
     ("linear", "linear"),
+    ("moe", "experts"),
 )
 
 
@@ -128,7 +128,8 @@ def label(candidate: Candidate) -> Kind:
     own = parameters(candidate.module)
     chooses = candidate.call is not None and isinstance(candidate.call.output, tuple)
     name = candidate.name.lower()
-    stacked = any(value.dim() == 3 for value in own.values()) and "conv" not in name
-    if stacked or ("weight" in own and chooses):
+    named = next((kind for word, kind in _WORDS if word in name), "other")
+    stacked = any(value.dim() == 3 for value in own.values())
+    if named != "mixer" and (stacked or ("weight" in own and chooses)):
         return "experts"
-    return next((kind for word, kind in _WORDS if word in name), "other")
+    return named
