@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from polysilicon.devices import find, require_runnable
 from polysilicon.errors import DeviceError, LoadError
 from polysilicon.loading import packages
 from polysilicon.loading.folder import load_folder
@@ -62,7 +63,7 @@ def load(
     Args:
         name_or_path: `smollm2`, `gemma3-270m`, a Hugging Face folder, or a `.gguf` file.
         dtype: dtype of the weights; GGUF blocks are dequantised to it.
-        device: torch device that the model is moved to.
+        device: device that the model is moved to, as torch or `polysilicon devices` names it.
         trust_remote_code: run Python code that the folder itself carries.
         allow_pickle: read pickled `.bin` weights, which can run code when opened.
         progress: show a bar on standard error where that is a terminal.
@@ -105,8 +106,12 @@ def _dtype(dtype: str | torch.dtype) -> torch.dtype:
 
 
 def _device(device: str | torch.device) -> torch.device:
+    """The torch device of a torch name (`cuda:0`) or of a device that a plugin found (`spyre`)."""
     try:
         target = torch.device(device)
+    except RuntimeError:
+        target = torch.device(require_runnable(find(str(device))).torch_device)
+    try:
         torch.empty(0, device=target)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise DeviceError(

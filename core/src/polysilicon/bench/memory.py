@@ -1,0 +1,36 @@
+"""Measured memory bandwidth: what decode, which reads every weight once a token, is bounded by."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+#: Far above any cache, so that every pass comes from memory.
+_BYTES = 512 << 20
+_PASSES = 8
+
+
+def read_gb_s(size: int = _BYTES, passes: int = _PASSES) -> float:
+    """GB/s (10⁹ bytes) at which all of PyTorch's threads together read memory; the best pass.
+
+    Two readers are tried, as compilers vectorise them differently: a sum, and the product of a
+    matrix with two columns, which is what a decode step does.
+    """
+    data = torch.ones(size // 4)
+    matrix, columns = data.view(-1, 1024), torch.ones(1024, 2)
+    readers = (lambda: data.sum(), lambda: torch.mm(matrix, columns))
+    best = float("inf")
+    with torch.inference_mode():
+        for _ in range(passes):
+            for reader in readers:
+                began = time.perf_counter()
+                reader()
+                best = min(best, time.perf_counter() - began)
+    return data.numel() * 4 / best / 1e9
+
+
+def weight_bytes(model: torch.nn.Module) -> int:
+    """Bytes of a model's parameters; tied ones and views of one storage count once."""
+    storages = {p.untyped_storage().data_ptr(): p.untyped_storage() for p in model.parameters()}
+    return sum(storage.nbytes() for storage in storages.values())
