@@ -242,8 +242,7 @@ def _rounds(
     """Seconds by side and round; who begins changes every round."""
     seconds: Samples = {name: [] for name in sides}
     for index in range(rounds):
-        names = list(sides) if index % 2 == 0 else list(reversed(sides))
-        for name in names:
+        for name in list(sides)[:: 1 if index % 2 == 0 else -1]:
             seconds[name].append(run(sides[name], work[index]))
     return seconds
 
