@@ -169,3 +169,26 @@ def test_distribution_is_that_of_transformers(parameters: dict[str, float]) -> N
     actual = sampling.probabilities(logits, **rows, seen=seen)
     assert torch.equal(actual > 0, expected > 0)
     torch.testing.assert_close(actual.float(), expected, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("tied", [1, 600, 5000])
+def test_equal_logits_at_the_edge_of_top_k_are_all_kept(tied: int) -> None:
+    # More ties than the first candidates hold: the search has to widen.
+    logits = torch.zeros(1, 9001)
+    logits[0, 100 : 100 + tied] = 1.0
+    logits[0, 7] = 2.0
+    rows = _rows(1, top_k=2)
+    del rows["seeds"], rows["steps"]
+    kept = (sampling.probabilities(logits, **rows, seen=None)[0] > 0).nonzero().view(-1)
+    assert kept.tolist() == [7, *range(100, 100 + tied)]
+
+
+def test_flat_distribution_over_a_large_vocabulary_keeps_its_share() -> None:
+    rng = torch.Generator().manual_seed(5)
+    logits = torch.randn(2, 20_011, generator=rng) * 0.1
+    rows = _rows(2, top_p=0.5)
+    tokens = sampling.torch_kernel(logits, **rows, seen=None)
+    assert tokens.tolist() == sampling.reference(logits, **rows, seen=None).tolist()
+    del rows["seeds"], rows["steps"]
+    kept = sampling.probabilities(logits, **rows, seen=None) > 0
+    assert torch.equal(kept, sampling.distribution(logits, **rows, seen=None) > 0)

@@ -131,9 +131,14 @@ def torch_kernel(
             return tokens
     else:
         tokens = logits.new_empty(len(logits), dtype=torch.int64)
-    chosen = (parameter[drawn] for parameter in (temperature, top_k, top_p, min_p))
-    weights = _weights(scores[drawn.to(logits.device)], *chosen)
-    tokens[drawn] = _draw(weights, seeds[drawn], steps[drawn])
+    parameters = (temperature, top_k, top_p, min_p)
+    for filtered, rows in _groups(drawn, top_k, top_p, min_p):
+        weights, candidates = _kept(filtered, _rows(scores, rows), *(p[rows] for p in parameters))
+        found = _draw(weights, seeds[rows], steps[rows])
+        if candidates is not None:
+            named = candidates.gather(1, found.clamp(min=0)[:, None])[:, 0]
+            found = torch.where(found < 0, found, named)
+        tokens[rows.to(tokens.device)] = found
     return tokens
 
 
@@ -148,8 +153,32 @@ def probabilities(
 ) -> Tensor:  # float64 [n, V]
     """The distributions that `torch_kernel` draws from, of rows with a temperature above 0."""
     scores = logits if seen is None else _penalise(logits, penalty, seen)
-    weights = _weights(scores, temperature, top_k, top_p, min_p)
-    return weights / weights.sum(-1, keepdim=True)
+    chances = logits.new_zeros(logits.shape, dtype=torch.float64)
+    everyone = torch.arange(len(logits))
+    for filtered, rows in _groups(everyone, top_k, top_p, min_p):
+        parameters = (p[rows] for p in (temperature, top_k, top_p, min_p))
+        weights, candidates = _kept(filtered, _rows(scores, rows), *parameters)
+        weights /= weights.sum(-1, keepdim=True)
+        if candidates is not None:
+            wide = chances.new_zeros(len(rows), logits.shape[1])
+            weights = wide.scatter_(1, candidates, weights)
+        chances[rows.to(chances.device)] = weights
+    return chances
+
+
+def _groups(
+    rows: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
+) -> Iterator[tuple[bool, Tensor]]:
+    """The rows that have a filter, and those that have none: a filter needs the likeliest first."""
+    filtered = ((top_k > 0) | (top_p < 1) | (min_p > 0))[rows]
+    for kind in (True, False):
+        own = rows[filtered == kind]
+        if len(own):
+            yield kind, own
+
+
+def _rows(scores: Tensor, rows: Tensor) -> Tensor:
+    return scores if len(rows) == len(scores) else scores[rows.to(scores.device)]
 
 
 def _penalise(logits: Tensor, penalty: Tensor, seen: Tensor) -> Tensor:
@@ -163,52 +192,78 @@ def _penalise(logits: Tensor, penalty: Tensor, seen: Tensor) -> Tensor:
     return torch.where(marked[:, :vocabulary], changed, scores)
 
 
-def _weights(
-    scores: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
-) -> Tensor:  # float64 [n, V], not normalised; the likeliest token has 1
-    """What remains after the filters.
+#: How many of the likeliest tokens are looked at first: nearly always more than the filters keep,
+#: and far cheaper than sorting a vocabulary or than float64 over all of it.
+_LIKELIEST = 512
 
-    In float64, where the last bits that vector and scalar exponentials differ in can't move a
-    draw: a row gives the same token whichever rows stand beside it.
+
+def _kept(
+    filtered: bool,
+    scores: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+) -> tuple[Tensor, Tensor | None]:  # float64 [n, w], int64 [n, w]
+    """Weights of what the filters keep and which tokens these are, rising; None: all in order.
+
+    The weights are in float64, where the last bits that vector and scalar exponentials differ in
+    can't move a draw: a row gives the same token whichever rows stand beside it.
     """
     scores = scores.float()
-    top = scores.amax(-1, keepdim=True)
     temperature, top_p, min_p = (
         parameter.to(scores.device, torch.float64)[:, None]
         for parameter in (temperature, top_p, min_p)
     )
-    # The maximum goes first: a tiny temperature then gives -inf and never inf.
-    scaled = (scores.double() - top) / temperature
-    threshold = min_p.log()
-    top_k = top_k.to(scores.device)[:, None]
-    if bool((top_k > 0).any()) or bool((top_p < 1).any()):
-        threshold = torch.maximum(threshold, _rank_threshold(scaled, top_k, top_p))
-    return scaled.masked_fill_(scaled < threshold, -math.inf).exp_()
-
-
-#: How many of the likeliest tokens are sorted first; nearly always enough for top-p, and some
-#: hundred times cheaper than sorting a vocabulary.
-_SORTED = 1024
-
-
-def _rank_threshold(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:  # [n, 1]
-    """The lowest value that top-k and then top-p keep in each row."""
-    vocabulary = scaled.shape[1]
-    limit = torch.where(top_k > 0, top_k, vocabulary).clamp(max=vocabulary)
-    width = min(vocabulary, max(_SORTED, int(top_k.max())))
+    if not filtered:
+        # The maximum goes first: a tiny temperature then gives -inf and never inf.
+        return _scaled(scores, scores.amax(-1, keepdim=True), temperature).exp_(), None
+    vocabulary = scores.shape[1]
+    top_k = top_k.to(scores.device)[:, None].clamp(max=vocabulary)
+    mass = _mass(scores, temperature) if bool((top_p < 1).any()) else top_p
+    # One more than top-k keeps, to see where its ties end.
+    width = min(vocabulary, max(_LIKELIEST, int(top_k.max()) + 1))
     while True:
-        values = scaled.topk(width, dim=-1).values
-        lowest = values.gather(1, limit.clamp(max=width) - 1)
-        lowest = torch.where(limit <= width, lowest, -math.inf)
-        kept = scaled.masked_fill(scaled < lowest, -math.inf).exp_().sum(-1, keepdim=True)
-        weights = values.masked_fill(values < lowest, -math.inf).exp_()
-        before = weights.cumsum(-1) - weights
-        inside = before < top_p * kept
-        if width == vocabulary or not bool((inside[:, -1:] & (top_p < 1) & (limit > width)).any()):
+        values, tokens = scores.topk(width, dim=-1)
+        scaled = _scaled(values, values[:, :1], temperature)
+        lowest, threshold = _thresholds(scaled, mass, top_k, top_p, min_p)
+        # A row is settled if what it keeps ends before the candidates do; one with NaN is lost.
+        bound = torch.where(top_k > 0, lowest, threshold)
+        if width == vocabulary or not bool((bound <= scaled[:, -1:]).any()):
             break
-        width = min(vocabulary, width * 16)
-    last = inside.sum(-1, keepdim=True).clamp(min=1) - 1
-    return torch.where(top_p < 1, torch.maximum(values.gather(1, last), lowest), lowest)
+        width = min(vocabulary, width * 4)
+    weights = scaled.masked_fill_(scaled < threshold, -math.inf).exp_()
+    order = tokens.argsort(-1)
+    return weights.gather(1, order), tokens.gather(1, order)
+
+
+def _scaled(scores: Tensor, top: Tensor, temperature: Tensor) -> Tensor:
+    return scores.double().sub_(top).div_(temperature)
+
+
+def _mass(scores: Tensor, temperature: Tensor) -> Tensor:  # [n, 1]
+    """Sum of all weights: float32 exponentials will do, it only places the edge of top-p."""
+    scaled = (scores - scores.amax(-1, keepdim=True)).div_(temperature.float())
+    return scaled.exp_().sum(-1, keepdim=True).double()
+
+
+def _thresholds(
+    scaled: Tensor,  # [n, w], falling
+    mass: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+) -> tuple[Tensor, Tensor]:  # [n, 1] each
+    """The lowest value that top-k keeps, and the lowest that all filters keep."""
+    width = scaled.shape[1]
+    lowest = scaled.gather(1, top_k.clamp(1, width) - 1)
+    lowest = torch.where(top_k > 0, lowest, -math.inf)
+    weights = scaled.masked_fill(scaled < lowest, -math.inf).exp_()
+    total = torch.where(top_k > 0, weights.sum(-1, keepdim=True), mass)
+    before = weights.cumsum(-1) - weights
+    last = (before < top_p * total).sum(-1, keepdim=True).clamp(min=1) - 1
+    nucleus = torch.where(top_p < 1, scaled.gather(1, last), -math.inf)
+    return lowest, torch.maximum(torch.maximum(lowest, nucleus), min_p.log())
 
 
 def _draw(weights: Tensor, seeds: Tensor, steps: Tensor) -> Tensor:  # int64 [n]
