@@ -45,5 +45,15 @@ def slow_if_many(x: Tensor) -> Tensor:
     return right(x)
 
 
+def needs_64(x: Tensor) -> Tensor:
+    assert x.shape[-1] % 128 == 0
+    return right(x)
+
+
+def needs_16_tokens_or_less(x: Tensor) -> Tensor:
+    assert x.numel() // x.shape[-1] <= 16
+    return right(x)
+
+
 def raises(x: Tensor) -> Tensor:
     raise RuntimeError("misaligned address")

@@ -19,6 +19,7 @@ from polysilicon.proof import cache_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from polysilicon.records import Device, Kernel, Problem
 
@@ -86,6 +87,54 @@ def test_kernel_is_timed_in_the_bucket_in_which_it_would_serve() -> None:
     asked = kernel("slow_if_many", rank=1, tokens=(1, 16))
     assert _served(_prepare(asked)) == [("slow_if_many", "1–16"), ("torch", "≥17")]
     assert _served(_prepare(replace(asked, tokens=(17, 64)))) == [("torch", "all")]
+
+
+def test_kernel_is_held_only_to_what_it_claims() -> None:
+    def wide(asked: Problem) -> str | None:
+        return None if int(asked.fact("width") or 0) % 64 == 0 else "width is no multiple of 64"
+
+    assert _served(_prepare(kernel("needs_64", rank=1, supports=wide))) == [("needs_64", "all")]
+    assert _served(_prepare(kernel("needs_64", rank=1))) == [("torch", "all")]
+    few = kernel("needs_16_tokens_or_less", rank=1, tokens=(1, 16))
+    assert _served(_prepare(few))[0] == ("needs_16_tokens_or_less", "1–16")
+
+
+class Ranks:
+    """Stands in for torch.distributed: one process as one of two ranks."""
+
+    def __init__(self, rank: int, told: list[object]) -> None:
+        self.rank, self.told = rank, told
+
+    def is_available(self) -> bool:
+        return True
+
+    is_initialized = is_available
+
+    def get_world_size(self) -> int:
+        return 2
+
+    def get_rank(self) -> int:
+        return self.rank
+
+    def broadcast_object_list(self, box: list[object], src: int) -> None:
+        assert src == 0
+        if self.rank == 0:
+            self.told += box
+        else:
+            box[:] = [self.told.pop(0)]
+
+
+def test_rank_0_decides_for_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    told: list[object] = []
+    monkeypatch.setattr(torch, "distributed", Ranks(0, told))
+    first = _prepare(kernel("wrong", rank=1))
+    monkeypatch.setattr(torch, "distributed", Ranks(1, told))
+    monkeypatch.setenv("POLYSILICON_CACHE_DIR", str(tmp_path / "of the other rank"))
+    # On this rank the kernel would be right; what rank 0 found holds.
+    monkeypatch.setattr(fake_kernels, "wrong", fake_kernels.right)
+    second = _prepare(kernel("wrong", rank=1))
+    assert (_served(second), second.fingerprint) == (_served(first), first.fingerprint)
+    assert told == []
 
 
 def test_speed_is_not_judged_on_a_simulated_device() -> None:

@@ -92,8 +92,14 @@ def _failing(name: str, distribution: Distribution, reason: str) -> typer.Typer:
     return stand_in
 
 
-def build() -> typer.Typer:
-    """The app with every module of `polysilicon.commands` registered, in alphabetical order."""
+def build(first: str | None = None) -> typer.Typer:
+    """The app with the modules of `polysilicon.commands` registered, in alphabetical order.
+
+    Args:
+        first: the command line's first word. Where it is a module's name, only that module (and
+            those that add to its group, `bench` and `bench_…`) is registered: the others' options
+            cost time to set up, and a listing should be instant.
+    """
     app = typer.Typer(
         name="polysilicon",
         cls=_Group,
@@ -115,8 +121,11 @@ def build() -> typer.Typer:
             typer.echo(f"polysilicon {polysilicon.__version__}")
             raise typer.Exit
 
-    for module in pkgutil.iter_modules(commands.__path__):
-        importlib.import_module(f"polysilicon.commands.{module.name}").register(app)
+    names = [module.name for module in pkgutil.iter_modules(commands.__path__)]
+    if first in names:
+        names = [name for name in names if name == first or name.startswith(f"{first}_")]
+    for name in names:
+        importlib.import_module(f"polysilicon.commands.{name}").register(app)
     return app
 
 
@@ -136,4 +145,4 @@ def main() -> None:
     """Entry point of the `polysilicon` command."""
     warnings.showwarning = _show_warning
     warnings.simplefilter("always", PolysiliconWarning)
-    build()()
+    build(sys.argv[1] if len(sys.argv) > 1 else None)()

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, distributions, version
 from typing import TYPE_CHECKING, Literal
-
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
-from packaging.version import Version
 
 from polysilicon.records import Origin
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from importlib.metadata import Distribution, EntryPoint
+
+    from packaging.requirements import Requirement
 
 API_MAJOR = 1
 GROUP = "polysilicon.plugins.v"
@@ -87,7 +86,7 @@ def entry_points(prefix: str) -> Iterator[tuple[Distribution, EntryPoint]]:
         text = distribution.read_text("entry_points.txt")
         if not text or prefix not in text:  # spares parsing the metadata of everything installed
             continue
-        name = canonicalize_name(distribution.metadata["Name"])
+        name = _canonical(distribution.metadata["Name"])
         for entry_point in distribution.entry_points:
             key = (name, entry_point.group, entry_point.name)
             if entry_point.group.startswith(prefix) and key not in seen:
@@ -142,10 +141,12 @@ def check_requirements(distribution: Distribution) -> None:
 
     Installers check it too; upgrades in place leave pairs behind that they would refuse.
     """
+    from packaging.requirements import Requirement  # imported only where there is a plugin
+
     core = core_version()
     for text in distribution.requires or []:
         wanted = Requirement(text)
-        if canonicalize_name(wanted.name) != "polysilicon" or not core:
+        if _canonical(wanted.name) != "polysilicon" or not core:
             continue
         if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
             continue
@@ -153,7 +154,14 @@ def check_requirements(distribution: Distribution) -> None:
             raise _mismatch(distribution, wanted, core)
 
 
+def _canonical(name: str) -> str:
+    """A distribution's name as PEP 503 compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
 def _mismatch(distribution: Distribution, wanted: Requirement, core: str) -> Refused:
+    from packaging.version import Version
+
     name = distribution.metadata["Name"]
     core_is_old = any(
         bound.operator in (">", ">=", "~=") and Version(core) < Version(bound.version)
