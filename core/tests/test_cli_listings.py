@@ -61,10 +61,9 @@ def test_kernels_json_lists_kernels_and_what_is_turned_off(
 ) -> None:
     monkeypatch.setenv("POLYSILICON_DISABLE_KERNELS", "linear.torch_skinny")
     rows = _json("kernels", "--device", "cpu", "--op", "linear")["kernels"]
-    assert {row["name"]: row["state"] for row in rows} == {
-        "linear.torch": "offered",
-        "linear.torch_skinny": "turned off by POLYSILICON_DISABLE_KERNELS",
-    }
+    states = {row["name"]: row["state"] for row in rows}
+    assert states["linear.torch"] == "offered"
+    assert states["linear.torch_skinny"] == "turned off by POLYSILICON_DISABLE_KERNELS"
 
 
 def test_explain_json_takes_facts() -> None:

@@ -35,6 +35,10 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+#: All tokens of the problem that `_prepare` states.
+ALL = "1–64"
+
+
 class Gate(Layer):
     """A layer of one op."""
 
@@ -46,8 +50,9 @@ class Gate(Layer):
         return {"silu_and_mul": self.asked}
 
 
-def _prepare(*kernels: Kernel, device: Device = CPU, high: int = 1 << 20) -> Prepared:
-    model = torch.nn.Sequential(Gate(problem(1, high, width=1024)))
+def _prepare(*kernels: Kernel, device: Device = CPU) -> Prepared:
+    # So wide that one token takes far longer than the call, and few tokens are enough.
+    model = torch.nn.Sequential(Gate(problem(1, 64, width=4096)))
     return prepare(model, device, table=table(*kernels, device=device))
 
 
@@ -65,13 +70,13 @@ def _reason(prepared: Prepared, name: str) -> str:
 def test_right_kernel_serves(make: type) -> None:
     fast = make("right", name=f"silu_and_mul.right_{make.__name__}", rank=1)
     # It is the portable kernel by another name: the times differ by noise only.
-    assert _served(_prepare(fast)) == [(f"right_{make.__name__}", "all")]
+    assert _served(_prepare(fast)) == [(f"right_{make.__name__}", ALL)]
 
 
 @pytest.mark.parametrize("bad", ["wrong", "wrong_at_three", "raises"])
 def test_wrong_kernel_is_refused_with_what_was_measured(bad: str) -> None:
     prepared = _prepare(kernel(bad, rank=1))
-    assert _served(prepared) == [("torch", "all")]
+    assert _served(prepared) == [("torch", ALL)]
     assert "refused by proof" in _reason(prepared, bad)
     told = {"raises": "it raised RuntimeError: misaligned address"}
     assert told.get(bad, "expected") in _reason(prepared, bad)
@@ -79,22 +84,23 @@ def test_wrong_kernel_is_refused_with_what_was_measured(bad: str) -> None:
 
 def test_slow_kernel_is_demoted_with_its_ratio() -> None:
     prepared = _prepare(kernel("slow", rank=1))
-    assert _served(prepared) == [("torch", "all")]
+    assert _served(prepared) == [("torch", ALL)]
     assert "× the time of the portable kernel" in _reason(prepared, "slow")
 
 
 def test_kernel_is_timed_in_the_bucket_in_which_it_would_serve() -> None:
     asked = kernel("slow_if_many", rank=1, tokens=(1, 16))
-    assert _served(_prepare(asked)) == [("slow_if_many", "1–16"), ("torch", "≥17")]
-    assert _served(_prepare(replace(asked, tokens=(17, 64)))) == [("torch", "all")]
+    assert _served(_prepare(asked)) == [("slow_if_many", "1–16"), ("torch", "17–64")]
+    assert _served(_prepare(replace(asked, tokens=(17, 64)))) == [("torch", ALL)]
 
 
 def test_kernel_is_held_only_to_what_it_claims() -> None:
     def wide(asked: Problem) -> str | None:
         return None if int(asked.fact("width") or 0) % 64 == 0 else "width is no multiple of 64"
 
-    assert _served(_prepare(kernel("needs_64", rank=1, supports=wide))) == [("needs_64", "all")]
-    assert _served(_prepare(kernel("needs_64", rank=1))) == [("torch", "all")]
+    assert _served(_prepare(kernel("needs_64", rank=1, supports=wide))) == [("needs_64", ALL)]
+    boasts = kernel("needs_64", name="silu_and_mul.boasts", rank=1)
+    assert _served(_prepare(boasts)) == [("torch", ALL)]
     few = kernel("needs_16_tokens_or_less", rank=1, tokens=(1, 16))
     assert _served(_prepare(few))[0] == ("needs_16_tokens_or_less", "1–16")
 
@@ -139,13 +145,13 @@ def test_rank_0_decides_for_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 def test_speed_is_not_judged_on_a_simulated_device() -> None:
     simulated = replace(CPU, name="acme:sim", kind="acme", simulated=True)
-    assert _served(_prepare(kernel("slow", rank=1), device=simulated)) == [("slow", "all")]
-    assert _served(_prepare(kernel("wrong", rank=1), device=simulated)) == [("torch", "all")]
+    assert _served(_prepare(kernel("slow", rank=1), device=simulated)) == [("slow", ALL)]
+    assert _served(_prepare(kernel("wrong", rank=1), device=simulated)) == [("torch", ALL)]
 
 
 def test_proof_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYSILICON_PROOF", "off")
-    assert _served(_prepare(kernel("wrong", rank=1))) == [("wrong", "all")]
+    assert _served(_prepare(kernel("wrong", rank=1))) == [("wrong", ALL)]
 
 
 def test_any_other_setting_of_the_switch_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +161,7 @@ def test_any_other_setting_of_the_switch_is_an_error(monkeypatch: pytest.MonkeyP
 
 
 def test_cores_own_kernels_are_not_proven() -> None:
-    assert _served(_prepare()) == [("torch", "all")]
+    assert _served(_prepare()) == [("torch", ALL)]
     assert not cache_folder().exists()
 
 
@@ -173,7 +179,15 @@ def test_another_version_of_the_plugin_is_proven_anew(monkeypatch: pytest.Monkey
     _prepare(kernel("wrong", rank=1))
     monkeypatch.setattr(fake_kernels, "wrong", fake_kernels.right)
     monkeypatch.setattr("tables.ACME", replace(ACME, version="1.3"))
-    assert _served(_prepare(kernel("wrong", rank=1))) == [("wrong", "all")]
+    assert _served(_prepare(kernel("wrong", rank=1))) == [("wrong", ALL)]
+
+
+def test_edited_kernel_is_proven_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = _reason(_prepare(kernel("wrong", rank=1)), "wrong")
+    monkeypatch.setattr(fake_kernels, "wrong", torch.nn.functional.silu)  # in another file
+    after = _reason(_prepare(kernel("wrong", rank=1)), "wrong")
+    assert after != before
+    assert "refused by proof" in after
 
 
 def test_damaged_cache_is_told_and_built_anew() -> None:
@@ -181,7 +195,7 @@ def test_damaged_cache_is_told_and_built_anew() -> None:
     (cache_folder() / "proof-1.json").write_text("{")
     with pytest.warns(PolysiliconWarning, match="cannot be read"):
         prepared = _prepare(kernel("wrong", rank=1))
-    assert _served(prepared) == [("torch", "all")]
+    assert _served(prepared) == [("torch", ALL)]
 
 
 def test_fingerprint_tells_verdicts_apart(monkeypatch: pytest.MonkeyPatch) -> None:

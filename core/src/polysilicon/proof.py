@@ -7,7 +7,9 @@ portable kernel. Wrong or slower means not used, with the measured number as the
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import inspect
 import itertools
 import json
 import os
@@ -21,10 +23,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from polysilicon import ops
-from polysilicon.calling import load_kernel
+from polysilicon import ops, selection
+from polysilicon.calling import load_kernel, load_target
 from polysilicon.discovery import CORE, core_version
-from polysilicon.errors import PolysiliconError
+from polysilicon.errors import PolysiliconError, SelectionError
 from polysilicon.notices import notice
 from polysilicon.ops.contract import Sample
 from polysilicon.ops.verify import copied, mismatch
@@ -93,6 +95,7 @@ class Proof:
             f"{self._device!r}",
             f"{self._device.facts.get('driver')} {torch.__version__} {_triton()} {core_version()}",
             f"{provided.origin} {kernel.name} {kernel.target} {problem.key} {tokens}",
+            _source(load_target(kernel.target)),
         )
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
 
@@ -117,7 +120,9 @@ class Proof:
 
     def _prove(self, kernel: Kernel, problem: Problem, tokens: tuple[int, int]) -> Verdict:
         op = ops.get(problem.op)
-        candidate, portable = load_kernel(kernel), self._portable(problem)
+        candidate, portable = load_kernel(kernel), functools.partial(self._portable, problem)
+        # Timed without the op around it: a compiled or captured graph doesn't pay for that.
+        bare = load_target(kernel.target)
         dtype = getattr(torch, problem.dtype)
         target = torch.device(self._device.torch_device)
         with torch.inference_mode():
@@ -130,12 +135,16 @@ class Proof:
                 if found is not None:
                     reason = f"refused by proof, wrong on {sample.name!r}: {found}"
                     return Verdict(kernel=kernel.name, state="wrong", reason=reason)
-            if portable is None or op.inputs is None or not self._speed_counts():
+            if op.inputs is None or not self._speed_counts():
                 return Verdict(kernel=kernel.name, state="right")
+            ratio = None
             # The ends of the bucket: a kernel may be fast on many tokens and slow on one.
             for count in sorted({tokens[0], min(tokens[1], max(tokens[0], LARGE))}):
+                usual = portable(count)
+                if usual is None:
+                    break
                 kwargs = op.inputs(problem, count, dtype, target)
-                slower, ratio = _slower(candidate, portable, kwargs, self._device)
+                slower, ratio = _slower(bare, usual, kwargs, self._device)
                 if slower:
                     reason = (
                         f"demoted by proof: {ratio:.2f}× the time of the portable kernel "
@@ -148,12 +157,17 @@ class Proof:
         # A simulator's clock says nothing about the chip, and neither does a forced device's.
         return self._device.present and not self._device.simulated
 
-    def _portable(self, problem: Problem) -> Call | None:
-        for entry in self._table.kernels[self._device.name]:
-            kernel = entry.record
-            if entry.origin.plugin == CORE and kernel.op == problem.op and not kernel.tokens:
-                return load_kernel(kernel)
-        return None
+    def _portable(self, problem: Problem, tokens: int) -> Call | None:
+        """Core's own choice for that many tokens: what would serve without any plugin."""
+        offered = self._table.kernels[self._device.name]
+        core = tuple(entry for entry in offered if entry.origin.plugin == CORE)
+        table = replace(self._table, kernels={**self._table.kernels, self._device.name: core})
+        try:
+            asked = replace(problem, tokens=(tokens, tokens))
+            binding = selection.bind(asked, device=self._device, table=table)
+        except SelectionError:  # a device that only the plugin serves: there is nothing to compare
+            return None
+        return load_target(binding.cuts[0][1].kernel.target)
 
 
 def off() -> bool:
@@ -182,7 +196,7 @@ def _samples(
 
 def _model_shapes(
     op: Op,
-    portable: Call | None,
+    portable: Callable[[int], Call | None],
     problem: Problem,
     tokens: tuple[int, int],
     dtype: torch.dtype,
@@ -192,14 +206,16 @@ def _model_shapes(
 
     Not by the reference: in float64, and partly in Python, it would take minutes there.
     """
-    if op.inputs is None or portable is None:
+    if op.inputs is None:
         return
-    judged_by = replace(op, reference=portable)
     low, high = tokens
     large = min(high, max(low, LARGE))
     for count in sorted({n for n in (low, *SMALL, large) if low <= n <= high}):
-        kwargs = op.inputs(problem, count, dtype, device)
-        yield judged_by, Sample(name=f"{count} tokens of the model's shape", kwargs=kwargs)
+        usual = portable(count)
+        if usual is not None:
+            kwargs = op.inputs(problem, count, dtype, device)
+            sample = Sample(name=f"{count} tokens of the model's shape", kwargs=kwargs)
+            yield replace(op, reference=usual), sample
 
 
 def _wrong(op: Op, candidate: Call, sample: Sample, dtype: torch.dtype) -> str | None:
@@ -216,15 +232,16 @@ def _slower(candidate: Call, portable: Call, kwargs: Any, device: Device) -> tup
     are compared; and on a machine so busy that the portable kernel's usual round is slower than
     the candidate's fastest, nothing is held against the candidate.
     """
-    ours, theirs = copied(kwargs), copied(kwargs)
-    for call, given in ((candidate, ours), (portable, theirs)):
-        call(**given)  # compiles, and fills caches
-    once = max(_time(candidate, ours, device, 1), _time(portable, theirs, device, 1))
+    given = copied(kwargs)  # the same memory for both; what one writes, the other writes too
+    candidate(**given)  # compiles, and fills caches
+    portable(**given)
+    once = max(_time(call, given, device, 1) for call in (candidate, portable))
     calls = max(1, int(ROUND_SECONDS / once))
-    rounds = [
-        (_time(candidate, ours, device, calls), _time(portable, theirs, device, calls))
-        for _ in range(ROUNDS)
-    ]
+    rounds = []
+    for turn in range(ROUNDS):
+        order = (candidate, portable) if turn % 2 else (portable, candidate)
+        took = {call: _time(call, given, device, calls) for call in order}
+        rounds.append((took[candidate], took[portable]))
     fastest = min(our for our, _ in rounds)
     ratio = fastest / min(their for _, their in rounds)
     return ratio > NOISE and fastest > statistics.median(their for _, their in rounds), ratio
@@ -237,6 +254,15 @@ def _time(call: Call, kwargs: dict[str, Any], device: Device, calls: int) -> flo
         call(**kwargs)
     _synchronize(device)
     return time.perf_counter() - begin
+
+
+def _source(function: Call) -> str:
+    """A hash of the file that holds a kernel: one under development is proven after each edit."""
+    try:
+        file = inspect.getsourcefile(inspect.unwrap(function))
+    except TypeError:  # built in, or made by a compiler: its distribution's version stands for it
+        file = None
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
 
 
 def _synchronize(device: Device) -> None:
