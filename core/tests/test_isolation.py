@@ -27,7 +27,7 @@ _WORD = re.compile(rf"(?:^|[^a-z0-9])({'|'.join(VENDORS.split())})(?:$|[^a-z0-9]
 #: What only these folders may import.
 HOMES = {
     "vllm": ("integrations/vllm",),
-    "transformers": ("adapt", "engine", "loading"),
+    "transformers": ("adapt", "engine", "loading", "bench/cpu"),  # which it is measured against
     "gguf": ("loading",),
     "pluggy": ("plugins.py", "hookspecs.py", "api.py", "bench/dispatch.py"),
 }
