@@ -28,12 +28,24 @@ def torch_kernel(
     eps: float,
     offset: float = 0.0,
 ) -> Tensor:
-    """rms_norm with float32 sums, rounded once to the dtype of `x`."""
-    wide = x.float()
-    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    if weight is not None:
-        normed = normed * (weight.float() + offset if offset else weight)
-    return normed.to(x.dtype)
+    """rms_norm with float32 sums, rounded once to the dtype of `x`.
+
+    One pass reads the squares and nothing wide is stored; small steps are in place, because on a
+    CPU each further tensor of one token costs about as much as its arithmetic.
+    """
+    norm = torch.linalg.vector_norm(x, 2, -1, True, dtype=torch.float32)
+    scale = norm.square_().mul_(1 / max(1, x.shape[-1])).add_(eps).rsqrt_()
+    return weighted(x * scale, weight, offset).to(x.dtype)
+
+
+def weighted(normed: Tensor, weight: Tensor | None, offset: float) -> Tensor:
+    """normed · (weight + offset) in float32, in place; `normed` must be a fresh tensor."""
+    if weight is None:
+        return normed
+    if offset == 1.0:
+        # n + n·w: 1 + w in bfloat16 would lose the low bits of w, and a float copy costs a call.
+        return normed.addcmul_(normed, weight)
+    return normed.mul_(weight.float() + offset if offset else weight)
 
 
 def _samples(dtype: torch.dtype, device: torch.device) -> Iterator[Sample]:

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from polysilicon.ops import problem_inputs
 from polysilicon.ops.contract import Op, Sample
+from polysilicon.ops.rms_norm import weighted
 from polysilicon.ops.samples import FORMS, MAGNITUDES, Source
 
 if TYPE_CHECKING:
@@ -54,15 +55,12 @@ def torch_kernel(
 ) -> Tensor:
     """rms_norm of groups of `group_size` channels (0: all), gated, in the dtype of `x`."""
     opened = F.silu(gate.float())
-    wide = x.float() if norm_before_gate else x * opened
+    wide = x.float() if norm_before_gate else opened.mul_(x)
     groups = _grouped(wide, group_size)
-    scale = torch.rsqrt(groups.square().mean(-1, keepdim=True) + eps)
-    normed = (groups * scale).flatten(-2)
-    if weight is not None:
-        normed = normed * (weight.float() + offset if offset else weight)
-    if norm_before_gate:
-        normed = normed * opened
-    return normed.to(x.dtype)
+    norm = torch.linalg.vector_norm(groups, 2, -1, True)
+    scale = norm.square_().mul_(1 / max(1, groups.shape[-1])).add_(eps).rsqrt_()
+    normed = weighted((groups * scale).flatten(-2), weight, offset)
+    return (normed.mul_(opened) if norm_before_gate else normed).to(x.dtype)
 
 
 def _samples(dtype: torch.dtype, device: torch.device) -> Iterator[Sample]:

@@ -43,26 +43,29 @@ def torch_kernel(
     sin: Tensor,
     interleaved: bool,
 ) -> tuple[Tensor, Tensor]:
-    """(q, k) turned, in their own dtypes."""
-    wide_cos = cos.repeat_interleave(2, dim=-1) if interleaved else torch.cat((cos, cos), dim=-1)
+    """(q, k) turned, in their own dtypes.
+
+    x · cos plus partner · ±sin: three calls a tensor, which matters for one token on a CPU.
+    """
+    if interleaved:
+        wide_cos = cos.repeat_interleave(2, dim=-1)
+        signed_sin = torch.stack((-sin, sin), dim=-1).flatten(-2)
+    else:
+        wide_cos, signed_sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
     return (
-        _turn(q, wide_cos, sin, interleaved),
-        _turn(k, wide_cos, sin, interleaved),
+        _turn(q, wide_cos, signed_sin, interleaved),
+        _turn(k, wide_cos, signed_sin, interleaved),
     )
 
 
-def _turn(x: Tensor, wide_cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """One full-width product, then the two cross terms added in place: three memory passes."""
+def _turn(x: Tensor, wide_cos: Tensor, signed_sin: Tensor, interleaved: bool) -> Tensor:
     rotary = wide_cos.shape[-1]
-    head = x[..., :rotary]
-    turned = head * wide_cos
+    head = x if rotary == x.shape[-1] else x[..., :rotary]
     if interleaved:
-        turned[..., 0::2].addcmul_(head[..., 1::2], sin, value=-1)
-        turned[..., 1::2].addcmul_(head[..., 0::2], sin)
+        partner = head.reshape(*head.shape[:-1], rotary // 2, 2).flip(-1).flatten(-2)
     else:
-        half = rotary // 2
-        turned[..., :half].addcmul_(head[..., half:], sin, value=-1)
-        turned[..., half:].addcmul_(head[..., :half], sin)
+        partner = head.roll(rotary // 2, -1)
+    turned = (head * wide_cos).addcmul_(partner, signed_sin)
     if rotary == x.shape[-1]:
         return turned
     return torch.cat((turned, x[..., rotary:]), dim=-1)
