@@ -107,6 +107,7 @@ def test_the_command_prints_one_json_object_and_measures_every_side(folder: Path
     for figure in ("decode_tokens_s", "prefill_s", "mixed_tokens_s", "memory_fraction"):
         assert set(data[figure]) == {"theirs", "ours"}
     assert data["setup"]["torch"] == torch.__version__
+    assert 0 <= data["setup"]["others_cpu_share"] <= 1
 
 
 def test_the_table_shows_both_sides_and_the_memory() -> None:
@@ -114,7 +115,7 @@ def test_the_table_shows_both_sides_and_the_memory() -> None:
 
     by_side = {"theirs": 10.0, "ours": 20.0, "theirs_compiled": 30.0, "ours_compiled": 40.0}
     ratios = dict.fromkeys((*RATIOS, "compiled_decode_ratio"), 2.0)
-    setup = cpu._setup("tiny", cpu.QUICK)
+    setup = cpu._setup("tiny", cpu.QUICK) | {"others_cpu_share": 0.5}
     result = cpu.Result(
         decode_tokens_s=by_side,
         prefill_s=by_side,
@@ -130,3 +131,10 @@ def test_the_table_shows_both_sides_and_the_memory() -> None:
     assert "20.0 tokens/s (20% of memory)" in text
     assert "30.0 tokens/s (30% of memory)" in text
     assert "50.0 GB/s read" in text
+    assert "other processes used 50% of the processor" in text
+
+
+def test_our_own_work_is_not_counted_as_that_of_others() -> None:
+    others = cpu.OtherProcesses()
+    sum(range(1_000_000))
+    assert 0 <= others.share() <= 1

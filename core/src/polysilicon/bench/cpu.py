@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil  # type: ignore[import-untyped]
 import torch
 
 from polysilicon.bench.cpu_sides import Ours, Side, Transformers, Work
@@ -123,7 +124,11 @@ class Result:
             f"memory: {self.memory_gb_s:.1f} GB/s read; a token reads "
             f"{self.weight_bytes / 1e9:.3f} GB of weights"
         )
-        return Group(shown, memory)
+        others = self.setup["others_cpu_share"]
+        if others <= _QUIET:
+            return Group(shown, memory)
+        noise = f"other processes used {others:.0%} of the processor meanwhile: measure again alone"
+        return Group(shown, memory, f"[yellow]warning:[/] {noise}")
 
     def _decode(self, side: str) -> str:
         rate = self.decode_tokens_s[side]
@@ -136,6 +141,9 @@ class Result:
 
 
 _COMPILED = ("ours_compiled", "theirs_compiled")
+
+#: A share of the processor that a desktop or a CI agent may take.
+_QUIET = 0.05
 
 
 def measure(
@@ -154,6 +162,7 @@ def measure(
         say: told what happens, as it happens.
     """
     plan = plan or Plan()
+    others = OtherProcesses()
     memory = read_gb_s()
     sides, vocabulary, read = _sides(model, compiled, say)
     random_ids = random.Random(_SEED)
@@ -203,7 +212,7 @@ def measure(
         ratios=ratios,
         memory_gb_s=memory,
         weight_bytes=read,
-        setup=_setup(model, plan),
+        setup=_setup(model, plan) | {"others_cpu_share": round(others.share(), 3)},
     )
 
 
@@ -250,6 +259,28 @@ def _rounds(
 def _ratio(seconds: Samples, ours: str, theirs: str) -> float:
     pairs = zip(seconds[ours], seconds[theirs], strict=True)
     return statistics.median(their / our for our, their in pairs)
+
+
+class OtherProcesses:
+    """How much of the processor others used since this object was made."""
+
+    def __init__(self) -> None:
+        self._began = self._seconds()
+
+    def share(self) -> float:
+        """Between 0 and 1; what a virtual machine's host took away counts too."""
+        used, own, idle = (
+            now - then for now, then in zip(self._seconds(), self._began, strict=True)
+        )
+        return min(1.0, max(0.0, (used - own) / max(used + idle, 1e-9)))
+
+    @staticmethod
+    def _seconds() -> tuple[float, float, float]:
+        times, own = psutil.cpu_times(), psutil.Process().cpu_times()
+        idle = times.idle + getattr(times, "iowait", 0.0)
+        # Guests are counted within user already.
+        spare = idle + getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+        return sum(times) - spare, own.user + own.system, idle
 
 
 def _setup(model: str, plan: Plan) -> dict[str, Any]:
