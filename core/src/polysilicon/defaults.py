@@ -91,7 +91,7 @@ def polysilicon_layouts(device: Device) -> Iterable[Layout]:
 
 
 #: Ops whose portable kernel reads sizes from tensors, which the compiler can't trace.
-_OPAQUE = ("kv_store", "paged_attention")
+_OPAQUE = ("kv_store", "paged_attention", "sampling")
 
 
 def _portable(op: str) -> Kernel:
