@@ -1,1 +1,30 @@
 """The layers: modules made of ops, each bound once to the kernels of a device."""
+
+from polysilicon.layers.activation import Activation, GatedActivation
+from polysilicon.layers.attention import Attention, PagedBatch, PagedContext, allocate_kv_cache
+from polysilicon.layers.base import Layer
+from polysilicon.layers.embedding import Embedding
+from polysilicon.layers.linear import Linear, MergedLinear
+from polysilicon.layers.lm_head import LMHead
+from polysilicon.layers.mlp import GatedMLP
+from polysilicon.layers.norm import GatedRMSNorm, LayerNorm, RMSNorm
+from polysilicon.layers.rotary import RotaryEmbedding
+
+__all__ = [
+    "Activation",
+    "Attention",
+    "Embedding",
+    "GatedActivation",
+    "GatedMLP",
+    "GatedRMSNorm",
+    "LMHead",
+    "Layer",
+    "LayerNorm",
+    "Linear",
+    "MergedLinear",
+    "PagedBatch",
+    "PagedContext",
+    "RMSNorm",
+    "RotaryEmbedding",
+    "allocate_kv_cache",
+]
