@@ -34,7 +34,7 @@ def torch_kernel(
     CPU each further tensor of one token costs about as much as its arithmetic.
     """
     norm = torch.linalg.vector_norm(x, 2, -1, True, dtype=torch.float32)
-    scale = norm.square_().mul_(1 / max(1, x.shape[-1])).add_(eps).rsqrt_()
+    scale = norm.square().mul_(1 / max(1, x.shape[-1])).add_(eps).rsqrt_()
     return weighted(x * scale, weight, offset).to(x.dtype)
 
 
@@ -44,7 +44,7 @@ def weighted(normed: Tensor, weight: Tensor | None, offset: float) -> Tensor:
         return normed
     if offset == 1.0:
         # n + n·w: 1 + w in bfloat16 would lose the low bits of w, and a float copy costs a call.
-        return normed.addcmul_(normed, weight)
+        return torch.addcmul(normed, normed, weight)
     return normed.mul_(weight.float() + offset if offset else weight)
 
 

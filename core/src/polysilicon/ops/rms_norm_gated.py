@@ -58,7 +58,7 @@ def torch_kernel(
     wide = x.float() if norm_before_gate else opened.mul_(x)
     groups = _grouped(wide, group_size)
     norm = torch.linalg.vector_norm(groups, 2, -1, True)
-    scale = norm.square_().mul_(1 / max(1, groups.shape[-1])).add_(eps).rsqrt_()
+    scale = norm.square().mul_(1 / max(1, groups.shape[-1])).add_(eps).rsqrt_()
     normed = weighted((groups * scale).flatten(-2), weight, offset)
     return (normed.mul_(opened) if norm_before_gate else normed).to(x.dtype)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn import functional as F
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,6 +37,8 @@ def skinny_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        return F.linear(x, weight, bias)  # oneDNN's call below has no gradient
     if torch.compiler.is_compiling():
         # Inductor takes the call below only with constant weights; ours are the model's own.
         traced: Tensor = torch.ops.polysilicon.onednn_linear(x, weight, bias)
