@@ -38,7 +38,7 @@ def test_import_takes_less_than_150_ms() -> None:
         "import time; begin = time.perf_counter(); import polysilicon; "
         "print(time.perf_counter() - begin)"
     )
-    assert min(float(_run(code)) for _ in range(3)) < 0.15
+    assert min(float(_run(code)) for _ in range(5)) < 0.15
 
 
 def test_plugins_listing_takes_less_than_half_a_second_of_work() -> None:
@@ -55,7 +55,7 @@ def test_plugins_listing_takes_less_than_half_a_second_of_work() -> None:
 def test_public_names_are_all_there() -> None:
     import polysilicon
 
-    for name in set(polysilicon.__all__) - {"Engine"}:
+    for name in polysilicon.__all__:
         assert getattr(polysilicon, name) is not None
     assert set(polysilicon.__all__) <= set(dir(polysilicon))
 
