@@ -107,10 +107,12 @@ def _run(work: Work) -> None:
     replacing.replace_mlps(work)
     if attention is None:
         work.paged = f"the probe prompt did not run: {failure}"
+        attending.list_attention(work, work.paged)
+        replacing.list_rest(work)
         return
     mark = work.surgery.mark
     attention.replace()
-    replacing.list_own_weights(work)
+    replacing.list_rest(work)
     _prove(work, attention, expected, bound, mark)
 
 

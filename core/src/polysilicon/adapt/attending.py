@@ -101,8 +101,7 @@ class Attending:
         for path, module in work.modules.items():
             if module in work.recording.attention:
                 kept = not self._attach(path, module) or kept
-            elif _attends_by_itself(path, module, work):
-                work.kept(path, "attention", "it computes attention in its own code")
+        list_attention(work, "it computes attention in its own code")
         if not kept:
             # Additive masks are for the eager functions of modules that stay.
             self.interface.mask_implementation = "sdpa"
@@ -156,6 +155,13 @@ class Attending:
             if module in work.recording.attention:
                 self._keep(path, reason)
         work.attention.clear()
+
+
+def list_attention(work: Work, reason: str) -> None:
+    """Lists the attention modules that did not call the interface."""
+    for path, module in work.modules.items():
+        if module not in work.recording.attention and _attends_by_itself(path, module, work):
+            work.kept(path, "attention", reason)
 
 
 def _attends_by_itself(path: str, module: nn.Module, work: Work) -> bool:

@@ -149,6 +149,9 @@ def judge(name: str, adapt: str = ADAPT) -> Row:
             return _judge(name, adapter)
         except _Failed as failure:
             return Row(name=name, status="failed", reason=str(failure))
+        except Exception as error:
+            reason = f"the comparison raised {type(error).__name__}: {error}"
+            return Row(name=name, status="failed", reason=reason)
 
 
 @contextmanager
@@ -207,7 +210,7 @@ def _verdict(
 
 
 def _reached(model: PreTrainedModel) -> frozenset[str]:
-    """Paths of the modules that run when the model continues a text.
+    """Paths of the modules that run, or whose weights are used, when the model continues a text.
 
     The others, an image tower or a cross-attention without an encoder, are no part of the
     causal language model.
@@ -222,7 +225,24 @@ def _reached(model: PreTrainedModel) -> frozenset[str]:
     finally:
         for hook in hooks:
             hook.remove()
-    return frozenset(seen)
+    return frozenset(seen) | _used(model)
+
+
+def _used(model: PreTrainedModel) -> frozenset[str]:
+    """Paths of the modules on whose own weights the logits depend."""
+    try:
+        with torch.enable_grad():
+            _logits(model, input_ids=_ids(model)).sum().backward()
+    # A model with a backward of its own may refuse in eval mode: then all count as used.
+    except Exception:
+        return frozenset(path for path, _ in model.named_modules())
+    used = {
+        path
+        for path, module in model.named_modules()
+        if any(p.grad is not None for p in module.parameters(recurse=False))
+    }
+    model.zero_grad(set_to_none=True)
+    return frozenset(used)
 
 
 def _kept(report: Report, reached: frozenset[str]) -> tuple[str, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from torch import nn
+
 from polysilicon.adapt import activations, linears, mlps, norms, rotary
 from polysilicon.adapt.probe import Unverified
 from polysilicon.adapt.structure import Candidate, is_leaf, label, obstacle, parameters
@@ -41,14 +43,18 @@ def replace_leaves(work: Work) -> None:
         _try(work, candidate, *found)
 
 
-def list_own_weights(work: Work) -> None:
-    """Lists the modules that compute with weights of their own beside those of their children.
+def list_rest(work: Work) -> None:
+    """Lists the modules that compute something and that no pass looked at.
 
-    Experts, recurrences and the like: no pass looks at them, but they are no less the model's.
+    Experts, recurrences and the like with weights of their own beside those of their children,
+    and leaves that the probe prompt ran through.
     """
     for path, module in work.modules.items():
+        if path in work.rows or isinstance(module, (nn.Dropout, nn.Identity)):
+            continue
         inside = {id(p) for child in module.children() for p in child.parameters()}
-        if path not in work.rows and any(id(p) not in inside for p in parameters(module).values()):
+        own = any(id(p) not in inside for p in parameters(module).values())
+        if own or (is_leaf(module) and module in work.recording.calls):
             _keep_unknown(work, work.candidate(path, module))
 
 

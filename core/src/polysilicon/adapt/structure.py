@@ -116,6 +116,7 @@ _WORDS: tuple[tuple[str, Kind], ...] = (
     ("lstm", "mixer"),
     ("expert", "experts"),
     ("router", "experts"),
+    ("activation", "activation"),
     ("attention", "attention"),
     ("embed", "embedding"),
     ("linear", "linear"),

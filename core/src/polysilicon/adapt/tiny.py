@@ -100,6 +100,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 2,
     },
     "jamba": {"num_hidden_layers": 4, "attn_layer_period": 4, "attn_layer_offset": 2},
+    "lfm2": {"full_attn_idxs": [1], "num_hidden_layers": 2},
     "lfm2_moe": {
         "layer_types": ["conv", "full_attention", "conv"],
         "num_hidden_layers": 3,
