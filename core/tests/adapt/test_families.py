@@ -38,6 +38,8 @@ def test_every_module_is_replaced_and_logits_stay(kind):
         after = model(ids).logits
     assert adapted.report.missing == ()
     assert adapted.report.paged is None
+    by = {row.replaced_by for row in adapted.report.rows if row.kind == "attention"}
+    assert by == {"SelfAttention"}
     assert (after - before).abs().max() <= 1e-5 * before.abs().max()
 
 

@@ -109,3 +109,11 @@ def test_modules_with_hooks_stay_with_the_reason():
     }
     model(IDS)
     assert seen
+
+
+def test_training_mode_is_refused_when_run():
+    model = tiny("llama")
+    polysilicon.adapt(model)
+    model.train()
+    with pytest.raises(AdaptError, match=r"training mode.* call model.eval\(\)"):
+        model(IDS)

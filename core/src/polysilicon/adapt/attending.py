@@ -75,7 +75,6 @@ class Attending:
     def __init__(self, work: Work) -> None:
         self.work = work
         self.interface = Interface(work.context)
-        work.surgery.on_undo(self.interface.unregister)
         self.switch = Switch(implementations(work.model))
 
     def record(self) -> None:

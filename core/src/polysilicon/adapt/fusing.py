@@ -48,6 +48,8 @@ def fuse(
     Raises:
         Unverified: its children do not look like the standard form, or the results differ.
     """
+    if "forward" in vars(module):
+        raise Unverified("its forward was replaced before, by accelerate or by hand")
     seen = recording.calls[module][0]
     _check_signature(module, seen)
     parts = _parts(module, layer, seen, surgery)
@@ -112,6 +114,7 @@ def _attempt(
 ) -> Callable[[], tuple[SelfAttention, float]]:
     def attempt() -> tuple[SelfAttention, float]:
         fused = SelfAttention(parts, layer, rotary=rotary, norm_place=place, layer_idx=layer_idx)
+        fused.eval()
         weight = parts.out.weight
         error = verify(
             partial(_run_with_cache, module.forward),

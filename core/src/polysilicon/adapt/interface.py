@@ -62,7 +62,11 @@ class Recorder:
 
 
 class Interface:
-    """The registered pair of functions of one model; records first, then runs our layers."""
+    """The registered pair of functions of one model; records first, then runs our layers.
+
+    The name stays registered for the life of the process: a deep copy of the model may carry it
+    after undo() of the first.
+    """
 
     def __init__(self, context: PagedContext) -> None:
         self.name = f"polysilicon-{next(_numbers)}"
@@ -71,11 +75,6 @@ class Interface:
         self.recorder: Recorder | None = None
         ALL_ATTENTION_FUNCTIONS.register(self.name, self._attention_function())
         ALL_MASK_ATTENTION_FUNCTIONS.register(self.name, self._mask_function())
-
-    def unregister(self) -> None:
-        """Forgets the name; part of undo."""
-        ALL_ATTENTION_FUNCTIONS._global_mapping.pop(self.name, None)
-        ALL_MASK_ATTENTION_FUNCTIONS._global_mapping.pop(self.name, None)
 
     def _attention_function(self) -> Callable[..., Any]:
         def attention(
@@ -89,6 +88,7 @@ class Interface:
             if self.recorder is not None:
                 seen = AttentionCall(query, key, value, attention_mask, dict(kwargs))
                 return self.recorder.run(module, seen)
+            refuse_training(module)
             refuse_weights(kwargs)
             layer = module._modules[CHILD]
             return run_layer(layer, query, key, value, attention_mask), None
@@ -120,6 +120,15 @@ def run_layer(layer: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tenso
         key, value = key[:, :, :queries], value[:, :, :queries]
     out: Tensor = layer(query, key, value, mask)
     return out
+
+
+def refuse_training(module: nn.Module) -> None:
+    """Our layers know no dropout: training would silently be another model's."""
+    if module.training:
+        raise AdaptError(
+            "the adapted model is in training mode, but our layers are for inference: call "
+            "model.eval(), or undo() before training"
+        )
 
 
 def refuse_weights(kwargs: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from polysilicon.adapt.interface import refuse_weights, run_layer
+from polysilicon.adapt.interface import refuse_training, refuse_weights, run_layer
 from polysilicon.layers.base import Layer, dtype_name
 from polysilicon.layers.linear import Linear, MergedLinear
 from polysilicon.ops import rotary_embedding
@@ -115,6 +115,7 @@ class SelfAttention(Layer):
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
         """[b, t, hidden] and None for the weights, which are never held."""
+        refuse_training(self)
         refuse_weights(kwargs)
         leading = hidden_states.shape[:-1]
         q, k, v = self._heads(self.project(hidden_states), leading)

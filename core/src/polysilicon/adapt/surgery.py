@@ -45,6 +45,7 @@ class Surgery:
     def attach(self, parent: nn.Module, name: str, module: nn.Module) -> None:
         """Adds a new child; it must own no parameters that the state dict would list twice."""
         assert name not in parent._modules
+        module.train(parent.training)
         parent._modules[name] = module
         self._steps.append(lambda: parent._modules.__delitem__(name))
 
@@ -57,10 +58,6 @@ class Surgery:
         else:
             self._steps.append(lambda: fields.__delitem__(name))
         fields[name] = value
-
-    def on_undo(self, step: Callable[[], None]) -> None:
-        """Notes a step back for a change that the caller made."""
-        self._steps.append(step)
 
 
 def copy_plain_attributes(source: nn.Module, target: nn.Module) -> None:
