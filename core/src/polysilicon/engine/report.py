@@ -61,9 +61,9 @@ class Report:
         first = "–" if self.ttft_s is None else f"{self.ttft_s * 1000:.0f} ms"
         prompt = f"{self.prefilled_tokens} / {self.reused_tokens}"
         run.add_row(self.device, str(self.tokens), first, f"{self.tokens_per_s:.1f}", prompt)
-        ops = Table("op", "kernel", "reason")
+        ops = Table("op", "tokens", "kernel", "reason")
         for row in self.ops:
-            ops.add_row(row.op, row.kernel, row.reason)
+            ops.add_row(row.op, row.tokens, row.kernel, row.reason)
         return [run, ops]
 
 
