@@ -32,7 +32,13 @@ class Loop:
         padded: bool = False,
     ) -> None:
         self.pool = BlockPool(num_blocks, block_size, sharing=sharing)
-        self.scheduler = Scheduler(self.pool, max_batch=max_batch, max_tokens_per_step=max_tokens)
+        buckets = Buckets((), max_batch=max_batch, max_tokens=max_tokens) if padded else None
+        self.scheduler = Scheduler(
+            self.pool,
+            max_batch=max_batch,
+            max_tokens_per_step=max_tokens,
+            sizes=buckets.mixed_sizes if buckets else (),
+        )
         self.forward = FakeForward(num_blocks, block_size)
         self.runner = Runner(
             self.forward,
@@ -41,7 +47,7 @@ class Loop:
             max_tokens=max_tokens,
             block_size=block_size,
             max_blocks=num_blocks,
-            buckets=Buckets((), max_batch=max_batch, max_tokens=max_tokens) if padded else None,
+            buckets=buckets,
         )
         self.requests: list[Request] = []
 
@@ -119,6 +125,18 @@ def test_decode_goes_first_and_a_long_prompt_is_chunked() -> None:
     while long.pending > 1:
         counts.append([(work.request.id, work.count) for work in loop.step()])
     assert counts == [[(short.id, 1), (long.id, 7)]] * 2 + [[(short.id, 1), (long.id, 6)]]
+
+
+def test_padded_steps_are_at_least_three_quarters_full() -> None:
+    loop = Loop(max_tokens=256, num_blocks=256, padded=True)
+    loop.add([1, 2] * 100, 2)
+    loop.add([3] * 9, 2)
+    loop.run()
+    # 209 tokens fit 256 well; what is left after that are two decode steps.
+    assert loop.forward.calls == [256, 4]
+    loop.add([4] * 150, 1)
+    loop.run()
+    assert loop.forward.calls[2:] == [64, 64, 64]
 
 
 def test_the_batch_limit_holds() -> None:

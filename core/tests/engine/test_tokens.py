@@ -2,91 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-import torch
-from transformers import (
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from tiny_models import CONFIGS, GREEDY, Case
 
-import polysilicon
-from polysilicon.engine import Engine, SamplingParams
+from polysilicon.engine import SamplingParams
 from polysilicon.errors import AdaptError, DeviceError, KernelError
 
-if TYPE_CHECKING:
-    from polysilicon.adapt import Adapted
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 96,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.3,
-    "eos_token_id": None,
-    "bos_token_id": None,
-    "pad_token_id": None,
-}
-MODELS = {
-    "llama": (LlamaForCausalLM, LlamaConfig(**SIZES)),
-    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SIZES)),
-    # Windows shorter than the prompts, so that what lies outside matters.
-    "gemma3": (
-        Gemma3ForCausalLM,
-        Gemma3TextConfig(
-            **SIZES,
-            sliding_window=12,
-            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
-        ),
-    ),
-    "mistral": (MistralForCausalLM, MistralConfig(**SIZES, sliding_window=10)),
-}
-NEW = 24
-GREEDY = SamplingParams(max_new_tokens=NEW)
-
-
-class Case:
-    """One model, prompts of many lengths, and what Transformers answers."""
-
-    def __init__(self, name: str) -> None:
-        kind, config = MODELS[name]
-        torch.manual_seed(5)
-        self.model = kind(copy.deepcopy(config)).eval()
-        rng = random.Random(7)
-        self.prompts = [
-            [rng.randrange(SIZES["vocab_size"]) for _ in range(length)]
-            for length in (1, 2, 5, 16, 17, 31, 40, 64)
-        ]
-        self.expected = [self.generate(prompt, NEW) for prompt in self.prompts]
-        self.adapted: Adapted = polysilicon.adapt(self.model)
-
-    def generate(self, prompt: list[int], new: int) -> tuple[int, ...]:
-        ids = self.model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            max_new_tokens=new,
-            do_sample=False,
-        )
-        return tuple(ids[0, len(prompt) :].tolist())
-
-    def engine(self, **options: Any) -> Engine:
-        return Engine(self.adapted, **({"compile": False, "num_blocks": 64} | options))
-
-
-@pytest.fixture(scope="module", params=list(MODELS))
+@pytest.fixture(scope="module", params=list(CONFIGS))
 def case(request: pytest.FixtureRequest) -> Case:
     return Case(request.param)
 

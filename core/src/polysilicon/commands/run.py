@@ -56,6 +56,8 @@ def run(
     """Generates text and shows which kernel served every op, and why."""
     if (prompt is not None) + chat + (batch is not None) != 1:
         raise typer.BadParameter("give exactly one of PROMPT, --chat and --batch FILE")
+    from rich.console import Console
+
     from polysilicon.engine import Engine, SamplingParams
 
     params = SamplingParams(
@@ -71,7 +73,9 @@ def run(
     # All that can be wrong with the call is told before the weights are read.
     prompts = _prompts(prompt, batch)
     loaded = _load(model, device, dtype, trust_remote_code, allow_pickle)
-    session = Session(Engine(loaded, device=device, compile=compiled), params, as_json)
+    with Console(stderr=True).status("adapting, and compiling" if compiled else "adapting"):
+        engine = Engine(loaded, device=device, compile=compiled)
+    session = Session(engine, params, as_json)
     if chat:
         failed = session.chat()
     elif batch is not None:

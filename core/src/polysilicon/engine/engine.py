@@ -80,12 +80,15 @@ class Engine:
         self._model: PagedModel = model
         self._texts = None if tokenizer is None else Texts(tokenizer)
         self.pool = BlockPool(model.num_blocks, model.block_size, sharing=prefix_sharing)
-        self._scheduler = Scheduler(
-            self.pool, max_batch=max_batch, max_tokens_per_step=max_tokens_per_step
-        )
         compiled = model.device.compile_default if compile is None else compile
         buckets = Buckets(
             model.device.token_buckets, max_batch=max_batch, max_tokens=max_tokens_per_step
+        )
+        self._scheduler = Scheduler(
+            self.pool,
+            max_batch=max_batch,
+            max_tokens_per_step=max_tokens_per_step,
+            sizes=buckets.mixed_sizes if compiled else (),
         )
         self._runner = Runner(
             model,

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 #: Share of the free memory that the cache may take unless told how many blocks to have.
 _CACHE_SHARE = 0.25
 
+#: Graphs that all engines of a process may have together.
+_MOST_GRAPHS = 256
+
 #: Context of a model whose config names none (no positions, or relative ones).
 _DEFAULT_CONTEXT = 4096
 
@@ -116,7 +119,9 @@ class PagedModel:
             self.graphs.append(f"graph {len(self.graphs) + 1}, tokens {shape}")
             return backend(graph, inputs)
 
-        self._run = torch.compile(self._logits, backend=counted, fullgraph=True, dynamic=False)
+        compiled = torch.compile(self._logits, backend=counted, fullgraph=True, dynamic=False)
+        # One graph a shape, and the limit counts those of every engine of the process.
+        self._run = torch._dynamo.config.patch(recompile_limit=_MOST_GRAPHS)(compiled)
 
     def kernel_failed(self, error: BaseException) -> KernelError | None:
         """The error that names the kernel that raised; None where none did."""

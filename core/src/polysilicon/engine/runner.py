@@ -53,11 +53,12 @@ class Buckets:
     """
 
     def __init__(self, tokens: Sequence[int], *, max_batch: int, max_tokens: int) -> None:
-        sizes = sorted({*tokens, max_batch, max_tokens})
-        decode = [size for size in sizes if size <= max_batch]
-        mixed = [size for size in sizes if max_batch <= size <= max_tokens and size > 1]
-        self._decode = [Shape(size, size, size, 1) for size in decode]
-        self._mixed = [Shape(size, max_batch, max_batch, size) for size in mixed]
+        # Few, because each costs a compilation; a device that wants others names them.
+        sizes = sorted({*(tokens or (1, 64)), max_batch, max_tokens})
+        self._decode = [Shape(n, n, n, 1) for n in sizes if n <= max_batch]
+        mixed = [n for n in sizes if max_batch < n <= max_tokens] or [max_tokens]
+        self._mixed = [Shape(n, max_batch, max_batch, n) for n in mixed if n > 1]
+        self.mixed_sizes = tuple(mixed)
 
     def all(self) -> list[Shape]:
         """Every shape, smallest first."""
