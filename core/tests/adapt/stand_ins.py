@@ -23,7 +23,8 @@ class Answer:
 
 
 def _answer(model: PreTrainedModel, *rows: Row) -> Answer:
-    return Answer(Report(architecture=type(model).__name__, dtype=str(model.dtype), rows=rows))
+    name, dtype = type(model).__name__, str(model.dtype)
+    return Answer(Report(architecture=name, dtype=dtype, rows=rows, paged="a stand-in"))
 
 
 def identity(model: PreTrainedModel) -> Answer:

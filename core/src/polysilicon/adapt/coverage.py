@@ -20,6 +20,7 @@ import torch
 import transformers
 
 from polysilicon.adapt import isolation, tiny
+from polysilicon.adapt.engine_check import engine_verdict
 from polysilicon.adapt.report import REPLACEABLE
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Row:
         status: `adapted`, `partly`, `failed` or `wrong`.
         kept: modules that stayed Transformers' own, one `kind: reason` for all layers alike.
         reason: why it failed or is wrong; empty otherwise.
-        engine: `yes` when the engine's paged form gives the same logits, otherwise why not.
+        engine: `yes` when the paged engine gives the same greedy tokens, `no: ` and why otherwise.
         float32: largest difference of float32 logits, relative to the largest logit.
         bfloat16: our bfloat16 error divided by Transformers' own.
         notes: what Transformers' own model could not be asked (cached generation, bfloat16 …).
@@ -174,17 +175,19 @@ def _judge(name: str, adapter: Callable[..., Any]) -> Row:
     expected, notes = _outputs(model)
     reached = _reached(model)
     with _blame("our code raised: adapt()"):
-        report: Report = adapter(model).report
+        adapted = adapter(model)
     with _blame("our code raised: the adapted model"):
         float32 = max(_difference(_PROBES[p](model), expected[p]) for p in expected)
     bfloat16, note = _bfloat16_ratio(config, expected, adapter)
-    kept = _kept(report, reached)
-    return _verdict(name, kept, float32, bfloat16, notes + note)
+    kept = _kept(adapted.report, reached)
+    engine = engine_verdict(adapted, _ids(model, 2))
+    return _verdict(name, kept, engine, float32, bfloat16, notes + note)
 
 
 def _verdict(
     name: str,
     kept: tuple[str, ...],
+    engine: str,
     float32: float,
     bfloat16: float | None,
     notes: tuple[str, ...],
@@ -203,6 +206,7 @@ def _verdict(
         status=status,
         kept=kept,
         reason=reason,
+        engine=engine,
         float32=float32,
         bfloat16=bfloat16,
         notes=notes,
@@ -232,7 +236,7 @@ def _used(model: PreTrainedModel) -> frozenset[str]:
     """Paths of the modules on whose own weights the logits depend."""
     try:
         with torch.enable_grad():
-            _logits(model, input_ids=_ids(model)).sum().backward()
+            torch.autograd.backward(_logits(model, input_ids=_ids(model)).sum())
     # A model with a backward of its own may refuse in eval mode: then all count as used.
     except Exception:
         return frozenset(path for path, _ in model.named_modules())

@@ -129,7 +129,7 @@ def label(candidate: Candidate) -> Kind:
     own = parameters(candidate.module)
     chooses = candidate.call is not None and isinstance(candidate.call.output, tuple)
     name = candidate.name.lower()
-    named = next((kind for word, kind in _WORDS if word in name), "other")
+    named: Kind = next((kind for word, kind in _WORDS if word in name), "other")
     stacked = any(value.dim() == 3 for value in own.values())
     if named != "mixer" and (stacked or ("weight" in own and chooses)):
         return "experts"
