@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import accelerate
 import pytest
 import torch
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
@@ -117,3 +118,16 @@ def test_training_mode_is_refused_when_run():
     model.train()
     with pytest.raises(AdaptError, match=r"training mode.* call model.eval\(\)"):
         model(IDS)
+
+
+def test_offloaded_modules_stay_with_the_reason():
+    model = tiny("llama")
+    with torch.no_grad():
+        before = model(IDS).logits
+    accelerate.cpu_offload(model.model.layers[1], execution_device="cpu")
+    report = polysilicon.adapt(model).report
+    reasons = {row.path: row.reason for row in report.kept}
+    assert "accelerate" in reasons["model.layers.1.mlp.up_proj"]
+    assert not any(path.startswith("model.layers.0.") for path in reasons)
+    with torch.no_grad():
+        torch.testing.assert_close(model(IDS).logits, before, rtol=1e-5, atol=1e-5)

@@ -13,6 +13,7 @@ from polysilicon.adapt.probe import undisturbed
 from polysilicon.adapt.recording import run_probe
 from polysilicon.adapt.refusals import refuse
 from polysilicon.adapt.report import Report
+from polysilicon.adapt.structure import is_stranded
 from polysilicon.adapt.work import Work
 from polysilicon.errors import AdaptError
 
@@ -118,7 +119,7 @@ def _run(work: Work) -> None:
 
 def _expected(work: Work) -> tuple[list[Tensor], str]:
     """Logits of the untouched model, empty with the reason where the probe prompt fails."""
-    if any(p.is_meta for p in work.model.parameters()):
+    if any(is_stranded(module) for module in work.model.modules()):
         return [], "weights are on the meta device"
     try:
         return run_probe(work.model), ""

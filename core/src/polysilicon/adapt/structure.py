@@ -87,6 +87,11 @@ def required_arguments(module: nn.Module) -> int:
     return sum(p.kind in kinds and p.default is inspect.Parameter.empty for p in parameters_)
 
 
+def is_stranded(module: nn.Module) -> bool:
+    """Holds weights on the meta device that no hook of accelerate brings in for a forward."""
+    return not hasattr(module, "_hf_hook") and any(p.is_meta for p in parameters(module).values())
+
+
 def obstacle(module: nn.Module) -> str:
     """Why a module must not be touched whatever it computes; empty when it may be."""
     if hasattr(module, "_hf_hook"):
