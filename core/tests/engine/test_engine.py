@@ -232,6 +232,12 @@ def test_200_requests_with_random_cancellations_leave_the_pool_empty() -> None:
     assert finished == {n: continued(*wanted[n]) for n in wanted if n not in cancelled}
 
 
+@pytest.mark.parametrize("name", ["max_batch", "block_size", "num_blocks", "max_tokens_per_step"])
+def test_sizes_below_one_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} is 0: expected at least 1"):
+        engine(**{name: 0})
+
+
 @pytest.mark.parametrize(
     ("prompts", "params", "said"),
     [("abc", None, r"write \[prompt\]"), ([[1], [2]], [GREEDY], "2 prompts and 1 params")],

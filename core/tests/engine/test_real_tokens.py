@@ -106,11 +106,12 @@ def real(request: pytest.FixtureRequest) -> Iterator[Real]:
     except LoadError as error:
         pytest.skip(f"the model package is not installed: {error}")
     yield made
-    writer = request.config.get_terminal_writer()
-    writer.line(
-        f"\n{made.name}: {made.compared} tokens compared, {made.ties} sequences parted at two "
-        f"logits closer than {TIE}"
-    )
+    capture = request.config.pluginmanager.get_plugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        print(
+            f"\n{made.name}: {made.compared} tokens compared, {made.ties} sequences parted at two "
+            f"logits closer than {TIE}"
+        )
 
 
 def test_one_at_a_time(real: Real) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from tiny_models import CONFIGS, GREEDY, Case
+from transformers import AutoModelForCausalLM, MambaConfig
 
-from polysilicon.engine import SamplingParams
+from polysilicon.engine import Engine, SamplingParams
 from polysilicon.errors import AdaptError, DeviceError, KernelError
 
 
@@ -129,6 +130,20 @@ def test_another_engine_on_the_same_model_is_told(llama: Case) -> None:
 def test_a_cache_that_does_not_fit_says_how_much_is_free(llama: Case) -> None:
     with pytest.raises(DeviceError, match=r"GB free and the KV cache needs .* fewer num_blocks"):
         llama.engine(num_blocks=10**9)
+
+
+def test_a_model_without_paged_attention_is_refused_and_left_as_it_was() -> None:
+    config = MambaConfig(vocab_size=30, hidden_size=16, num_hidden_layers=1)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    before = {name: type(module) for name, module in model.named_modules()}
+    with pytest.raises(AdaptError, match="the engine cannot run MambaForCausalLM: .* still works"):
+        Engine(model)
+    assert {name: type(module) for name, module in model.named_modules()} == before
+
+
+def test_a_dtype_that_does_not_exist_is_named(llama: Case) -> None:
+    with pytest.raises(ValueError, match="dtype 'float99' is not one to run in: one of float32"):
+        Engine(llama.model, dtype="float99")
 
 
 def test_a_paged_forward_that_differs_is_refused(

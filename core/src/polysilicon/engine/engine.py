@@ -58,7 +58,7 @@ class Engine:
         *,
         tokenizer: Any = None,
         device: str = "cpu",
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
         max_batch: int = 8,
         block_size: int = 16,
         num_blocks: int | None = None,
@@ -66,6 +66,12 @@ class Engine:
         compile: bool | None = None,
         prefix_sharing: bool = True,
     ) -> None:
+        _check_sizes(
+            max_batch=max_batch,
+            block_size=block_size,
+            num_blocks=num_blocks,
+            max_tokens_per_step=max_tokens_per_step,
+        )
         if isinstance(model, Loaded):
             model, tokenizer = model.model, tokenizer or model.tokenizer
         if not isinstance(model, PagedModel):
@@ -390,3 +396,9 @@ class Engine:
     def _end_ids(self) -> frozenset[int]:
         own = self._model.stop_ids
         return own | self._texts.stop_ids if self._texts else own
+
+
+def _check_sizes(**sizes: int | None) -> None:
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise ValueError(f"{name} is {size}: expected at least 1")

@@ -11,6 +11,7 @@ from polysilicon.adapt import Adapted, adapt
 from polysilicon.devices import find, require_runnable
 from polysilicon.errors import AdaptError, DeviceError
 from polysilicon.layers.attention import PagedBatch, allocate_kv_cache
+from polysilicon.loading.loader import DTYPES
 from polysilicon.loading.memory import available_bytes
 from polysilicon.prepare import prepare
 from polysilicon.selection import current_table
@@ -51,7 +52,7 @@ class PagedModel:
         model: Any,
         device: str,
         *,
-        dtype: torch.dtype | None,
+        dtype: torch.dtype | str | None,
         block_size: int,
         num_blocks: int | None,
         max_batch: int,
@@ -134,7 +135,8 @@ class PagedModel:
         # Some models know no logits_to_keep and give all rows.
         return logits if logits.shape[0] == rows.shape[0] else logits[rows]
 
-    def _adapt(self, model: Any, dtype: torch.dtype | None) -> Adapted:
+    def _adapt(self, model: Any, dtype: torch.dtype | str | None) -> Adapted:
+        dtype = _dtype(dtype)
         # A quantised or offloaded model refuses to be moved, so it is left alone where it can be.
         if dtype is not None and model.dtype != dtype:
             model = model.to(dtype)
@@ -211,6 +213,14 @@ class PagedModel:
         )
         step = (ids[None, start:end], positions[None, start:end], torch.arange(end - start))
         return self(batch, *(x.to(self.torch_device) for x in step))
+
+
+def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    if not isinstance(dtype, str):
+        return dtype
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype {dtype!r} is not one to run in: one of {', '.join(DTYPES)}")
+    return DTYPES[dtype]
 
 
 def free_bytes(device: Device) -> int:

@@ -64,7 +64,10 @@ class Report:
         ops = Table("op", "tokens", "kernel", "reason")
         for row in self.ops:
             ops.add_row(row.op, row.tokens, row.kernel, row.reason)
-        return [run, ops]
+        late = Table("compiled while serving, each of which stalled a step")
+        for graph in self.compiled_while_serving:
+            late.add_row(graph)
+        return [run, ops, *([late] if self.compiled_while_serving else [])]
 
 
 @dataclass(slots=True)
