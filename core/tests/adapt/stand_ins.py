@@ -59,6 +59,12 @@ def off_in_bfloat16(model: PreTrainedModel) -> Answer:
     return _answer(model)
 
 
+def prints(model: PreTrainedModel) -> Answer:
+    """Talks, as some models' own code does."""
+    print("hello")
+    return _answer(model)
+
+
 def raises(model: PreTrainedModel) -> Answer:
     """Has a bug."""
     raise RuntimeError("a bug of ours")

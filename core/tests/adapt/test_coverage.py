@@ -103,6 +103,12 @@ def test_crash_and_hang_cost_only_their_own_row():
     assert "no result within 4 s" in hung[1].reason
 
 
+def test_what_foreign_code_prints_stays_out_of_standard_output(capfd):
+    rows = coverage.coverage(["llama"], adapt="stand_ins:prints")
+    assert rows[0].status == "adapted"
+    assert capfd.readouterr().out == ""
+
+
 def test_unknown_name_is_refused_before_anything_runs():
     with pytest.raises(ValueError, match="no causal-LM architecture 'lama' in the installed"):
         coverage.coverage(["llama", "lama"])

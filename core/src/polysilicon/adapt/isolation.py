@@ -5,7 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
+from contextlib import redirect_stdout
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -123,9 +125,11 @@ def _work(connection: Connection, function: Callable[..., Any], arguments: tuple
 
     # One process a core: threads of several processes on the same cores only wait for each other.
     torch.set_num_threads(1)
-    while True:
-        try:
-            item = connection.recv()
-        except EOFError:
-            return
-        connection.send(function(item, *arguments))
+    # Standard output is the caller's; foreign code must not print into it.
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
+        while True:
+            try:
+                item = connection.recv()
+            except EOFError:
+                return
+            connection.send(function(item, *arguments))

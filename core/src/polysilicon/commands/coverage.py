@@ -103,12 +103,15 @@ def _print(rows: Sequence[Row], totals: dict[str, int]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("architecture", "status", "engine", "float32", "bfloat16", "what stayed, or why")
+    table = Table()
+    for column in ("architecture", "status", "engine", "float32", "bfloat16"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("what stayed, or why", overflow="fold")
     for row in rows:
         table.add_row(
             row.name,
             row.status,
-            row.engine,
+            row.engine.partition(":")[0],
             "" if row.float32 is None else f"{row.float32:.0e}",
             "" if row.bfloat16 is None else f"{row.bfloat16:.2f} ×",
             row.reason or "\n".join(row.kept),
