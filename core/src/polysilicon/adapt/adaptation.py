@@ -10,7 +10,7 @@ from torch import nn
 
 from polysilicon.adapt import attending, proof, replacing
 from polysilicon.adapt.probe import undisturbed
-from polysilicon.adapt.recording import run_probe
+from polysilicon.adapt.recording import runnable
 from polysilicon.adapt.refusals import refuse
 from polysilicon.adapt.report import Report
 from polysilicon.adapt.structure import is_stranded
@@ -100,7 +100,8 @@ def _run(work: Work) -> None:
     expected, failure = _expected(work)
     bound = proof.model_bound(work.dtype, len(work.modules) // 8 + 1)
     if expected:
-        bound = max(bound, 2 * proof.sensitivity(work.model, expected, work.dtype))
+        moved = proof.sensitivity(work.model, work.scenarios, expected, work.dtype)
+        bound = max(bound, 2 * moved)
     attention = attending.Attending(work) if expected else None
     if attention is not None:
         attention.record()
@@ -121,11 +122,10 @@ def _expected(work: Work) -> tuple[list[Tensor], str]:
     """Logits of the untouched model, empty with the reason where the probe prompt fails."""
     if any(is_stranded(module) for module in work.model.modules()):
         return [], "weights are on the meta device"
-    try:
-        return run_probe(work.model), ""
-    # Model code on an ordinary prompt: models that need more than token ids raise all sorts.
-    except Exception as error:
-        return [], f"{type(error).__name__}: {error}"
+    # From here on the mark alone stays when everything else is taken back.
+    work.start = work.surgery.mark
+    work.scenarios, expected, failure = runnable(work.model)
+    return expected, failure
 
 
 def _prove(
@@ -136,15 +136,12 @@ def _prove(
     mark: int,
 ) -> None:
     """Whole-model check; takes back the attention, then everything, until the logits agree."""
-    failure = proof.check_model(work.model, expected, bound)
+    failure = proof.check_model(work.model, work.scenarios, expected, bound)
     if failure:
         attention.take_back(mark, failure)
-        failure = proof.check_model(work.model, expected, bound)
+        failure = proof.check_model(work.model, work.scenarios, expected, bound)
     if failure:
-        raise AdaptError(
-            f"{type(work.model).__name__}: every module was proved alone, but {failure}; the "
-            "model is as it was, please report this"
-        )
+        work.keep_all(f"proved alone, but {failure}")
     if not work.attention:
         work.paged = work.paged or "none of its attention could be adapted"
     if not work.paged:

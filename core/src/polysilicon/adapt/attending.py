@@ -85,7 +85,7 @@ class Attending:
         mark = self.work.surgery.mark
         self._switch()
         try:
-            recording = record(self.work.model)
+            recording = record(self.work.model, self.work.scenarios)
         finally:
             self.work.surgery.undo(mark)
             self.interface.recorder = None

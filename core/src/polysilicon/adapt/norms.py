@@ -22,6 +22,24 @@ if TYPE_CHECKING:
     Attempt = Callable[[], tuple[Layer, float]]
 
 
+class UnitNorm(RMSNorm):
+    """x divided by its length: an RMS norm over the root of the number of channels."""
+
+    def __init__(self, hidden: int, eps: float, *, dtype: torch.dtype) -> None:
+        super().__init__(None, eps / hidden, hidden=hidden, dtype=dtype)
+        self.factor = hidden**-0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., hidden] → the same shape and dtype."""
+        y: Tensor = super().forward(x) * self.factor
+        return y
+
+    def forward_add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """(x + residual divided by its length, x + residual)."""
+        y, total = super().forward_add(x, residual)
+        return y * self.factor, total
+
+
 def may_be_norm(candidate: Candidate) -> bool:
     """A leaf with at most one weight and one bias, both vectors of the same length."""
     module = candidate.module
@@ -88,6 +106,8 @@ def _plain(
         layers: list[Layer] = [LayerNorm(weight, bias, eps, offset, **sizes)]
         if bias is None:
             layers.insert(0, RMSNorm(weight, eps, offset, **sizes))
+        if weight is None and bias is None:
+            layers.append(UnitNorm(width, eps, dtype=candidate.dtype))
         for layer in layers:
             yield _attempt(candidate, layer, probes, width)
 

@@ -13,6 +13,7 @@ from polysilicon.layers.attention import Attention, PagedBatch, allocate_kv_cach
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from polysilicon.adapt.recording import Scenario
     from polysilicon.layers.attention import PagedContext
 
 _BLOCK = 4
@@ -32,7 +33,9 @@ def model_bound(dtype: torch.dtype, layers: int) -> float:
     return float(4 * torch.finfo(dtype).eps * (10 * layers) ** 0.5)
 
 
-def sensitivity(model: nn.Module, expected: list[Tensor], dtype: torch.dtype) -> float:
+def sensitivity(
+    model: nn.Module, scenarios: list[Scenario], expected: list[Tensor], dtype: torch.dtype
+) -> float:
     """How far the untouched model's logits move when its embeddings move by one rounding.
 
     In short dtypes a router or a sparse index picks other experts or keys at the smallest change;
@@ -50,7 +53,7 @@ def sensitivity(model: nn.Module, expected: list[Tensor], dtype: torch.dtype) ->
 
     handle = table.register_forward_hook(nudge)
     try:
-        return max(logits_error(expected, run_probe(model)) for _ in range(_NUDGES))
+        return max(logits_error(expected, run_probe(model, scenarios)) for _ in range(_NUDGES))
     finally:
         handle.remove()
 
@@ -70,10 +73,12 @@ def logits_error(theirs: list[Tensor], ours: list[Tensor]) -> float:
     return worst
 
 
-def check_model(model: nn.Module, expected: list[Tensor], bound: float) -> str:
+def check_model(
+    model: nn.Module, scenarios: list[Scenario], expected: list[Tensor], bound: float
+) -> str:
     """Why the adapted model's logits are not the original's; empty if they are."""
     try:
-        error = logits_error(expected, run_probe(model))
+        error = logits_error(expected, run_probe(model, scenarios))
     except Unverified as reason:
         return f"the model's logits differ: {reason}"
     # Model code that our modules stand in may raise anything.
@@ -98,10 +103,10 @@ def check_paged(
     ids = probe_ids(model, 2, PROMPT)
     lengths = (PROMPT, PROMPT - 4)
     rows = [ids[i : i + 1, :length] for i, length in enumerate(lengths)]
-    alone = [model(input_ids=row, use_cache=False).logits[0] for row in rows]
     device = ids.device
     blocks = [-(-length // _BLOCK) for length in lengths]
     try:
+        alone = [model(input_ids=row, use_cache=False).logits[0] for row in rows]
         for layer in layers:
             layer.attach_cache(
                 *allocate_kv_cache(

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from polysilicon.adapt.probe import generator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torch import Tensor, nn
+    from torch import nn
 
     from polysilicon.adapt.interface import AttentionCall
 
@@ -84,19 +86,14 @@ def recorded_calls(model: nn.Module) -> Iterator[dict[nn.Module, list[ModuleCall
         yield calls
 
 
-def run_probe(model: nn.Module) -> list[Tensor]:
-    """Logits of the probe prompts: left-padded prefill, one decode step with the cache, no cache.
-
-    Rows of padding tokens are left out: nothing defines them.
-    """
+def _padded(model: nn.Module) -> list[Tensor]:
+    """Left-padded prefill and one decode step with its cache; padding rows are left out."""
     ids = probe_ids(model, 2, PROMPT)
     keep = torch.ones_like(ids)
+    # Nothing defines the results of padding tokens.
     keep[1, :PADDING] = 0
     first: Any = model(input_ids=ids, attention_mask=keep, use_cache=True)
-    results = [first.logits[0], first.logits[1, PADDING:]]
-    results += _decode_step(model, first, keep)
-    plain: Any = model(input_ids=ids[:1], use_cache=False)
-    return [*results, plain.logits[0]]
+    return [first.logits[0], first.logits[1, PADDING:], *_decode_step(model, first, keep)]
 
 
 def _decode_step(model: nn.Module, first: Any, keep: Tensor) -> list[Tensor]:
@@ -110,10 +107,50 @@ def _decode_step(model: nn.Module, first: Any, keep: Tensor) -> list[Tensor]:
     return [step.logits[:, 0]]
 
 
-def record(model: nn.Module) -> Recording:
-    """Writes down the module calls of one left-padded prefill with a cache, and of one step."""
+def _plain(model: nn.Module) -> list[Tensor]:
+    """One prompt without a cache."""
+    alone: Any = model(input_ids=probe_ids(model, 1, PROMPT), use_cache=False)
+    return [alone.logits[0]]
+
+
+def _several(model: nn.Module) -> list[Tensor]:
+    """Twelve prompts: models with codebooks take theirs as rows of the batch."""
+    many: Any = model(input_ids=probe_ids(model, 12, PROMPT))
+    return list(many.logits)
+
+
+#: A way to run the probe prompts.
+Scenario = Callable[["nn.Module"], list[Tensor]]
+
+
+def runnable(model: nn.Module) -> tuple[list[Scenario], list[Tensor], str]:
+    """The scenarios that the untouched model can run, and their logits; else why it can't."""
+    found: list[Scenario] = []
+    expected: list[Tensor] = []
+    failure = ""
+    for scenario in (_padded, _plain, _several):
+        if scenario is _several and found:
+            break
+        try:
+            logits = scenario(model)
+        # Models that need more than token ids raise all sorts.
+        except Exception as error:
+            failure = failure or f"{type(error).__name__}: {error}"
+        else:
+            found.append(scenario)
+            expected += logits
+    return found, expected, failure
+
+
+def run_probe(model: nn.Module, scenarios: list[Scenario]) -> list[Tensor]:
+    """The logits of every scenario."""
+    return [logits for scenario in scenarios for logits in scenario(model)]
+
+
+def record(model: nn.Module, scenarios: list[Scenario]) -> Recording:
+    """Writes down the module calls of the scenarios."""
     recording = Recording()
     with recorded_calls(model) as calls:
-        run_probe(model)
+        run_probe(model, scenarios)
     recording.calls = calls
     return recording

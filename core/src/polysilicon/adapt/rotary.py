@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from polysilicon.adapt.structure import Candidate
     from polysilicon.records import Problem
 
-#: How cos and sin are handed on.
-Result = Literal["pair", "float32", "complex"]
+#: How cos and sin are handed on; `swapped` is sin first.
+Result = Literal["pair", "float32", "complex", "swapped"]
+
+#: Of the original paper, for modules whose table was filled before anything named the base.
+_USUAL_BASE = 10000.0
 
 _SUFFIX = "inv_freq"
 _OUTPUTS: tuple[Output, ...] = ("duplicated", "repeated", "half")
@@ -34,8 +37,8 @@ class RotaryByLayerType(Layer):
 
     Args:
         kinds: layer type → its rotary embedding; the key "" serves calls that name no type.
-        result: cos and sin in the dtype of the activations, or always in float32, or as one
-            complex number.
+        result: cos and sin in the dtype of the activations, or always in float32, as one complex
+            number, or with sin first.
     """
 
     def __init__(self, kinds: Mapping[str, RotaryEmbedding], result: Result) -> None:
@@ -51,17 +54,27 @@ class RotaryByLayerType(Layer):
         self, x: Tensor, position_ids: Tensor, layer_type: str | None = None
     ) -> tuple[Tensor, Tensor] | Tensor:
         """int64 [batch, tokens] → cos, sin of the layer type."""
-        like = x if self.result == "pair" else x.new_empty(0, dtype=torch.float32)
+        like = x if self.result in ("pair", "swapped") else x.new_empty(0, dtype=torch.float32)
         cos, sin = self.kinds[layer_type or "any"](like, position_ids)
-        return torch.complex(cos, sin) if self.result == "complex" else (cos, sin)
+        if self.result == "complex":
+            return torch.complex(cos, sin)
+        return (sin, cos) if self.result == "swapped" else (cos, sin)
 
 
 def may_be_rotary(candidate: Candidate) -> bool:
-    """A leaf without weights that holds inverse frequencies."""
+    """A leaf without weights that holds inverse frequencies, or a table of sines by position."""
     module = candidate.module
     if not structure.is_leaf(module) or structure.parameters(module):
         return False
-    return bool(_prefixes(module))
+    return bool(_prefixes(module)) or _table(candidate) is not None
+
+
+def _table(candidate: Candidate) -> Tensor | None:
+    """The only buffer, if it has two dims and the module answers positions with a pair."""
+    held = list(structure.buffers(candidate.module).values())
+    output = None if candidate.call is None else candidate.call.output
+    pair = isinstance(output, tuple) and len(output) == 2
+    return held[0] if pair and len(held) == 1 and held[0].dim() == 2 else None
 
 
 def _prefixes(module: nn.Module) -> list[str]:
@@ -81,7 +94,7 @@ def recognise_rotary(candidate: Candidate) -> tuple[Layer, float]:
     kinds: dict[str, RotaryEmbedding] = {}
     worst: float = 0.0
     result: Result = "pair"
-    for prefix in _prefixes(candidate.module):
+    for prefix in _prefixes(candidate.module) or [""]:
         layer_type = prefix.removesuffix("_")
         (kinds[layer_type], result), error = _one(candidate, prefix, layer_type)
         worst = max(worst, error)
@@ -103,9 +116,9 @@ def _one(
         return (layer, result), error
 
     forms = itertools.product(
-        list(_rules(module, prefix, layer_type)), _sections(module, layer_type), _OUTPUTS
+        list(_rules(candidate, prefix, layer_type)), _sections(module, layer_type), _OUTPUTS
     )
-    results: tuple[Result, ...] = ("pair", "float32", "complex")
+    results: tuple[Result, ...] = ("pair", "float32", "complex", "swapped")
     attempts: list[Callable[[], tuple[Any, float]]] = []
     for rule, (sections, mixed), output in forms:
         try:
@@ -122,8 +135,13 @@ def _one(
     return first_verified(attempts, "its sections do not fit its frequencies")
 
 
-def _rules(module: nn.Module, prefix: str, layer_type: str) -> Iterator[RotaryFrequencies]:
-    """The frequencies that it holds, then those that its config's parameters describe."""
+def _rules(candidate: Candidate, prefix: str, layer_type: str) -> Iterator[RotaryFrequencies]:
+    """The frequencies that it holds, or those that its config's parameters describe."""
+    module, table = candidate.module, _table(candidate)
+    if table is not None:
+        given = {"rope_theta": _USUAL_BASE, **_rope_parameters(module, layer_type)}
+        yield frequencies(given, head_size=table.shape[1], max_positions=table.shape[0])
+        return
     held = structure.buffers(module)[f"{prefix}{_SUFFIX}"]
     scaling = getattr(module, f"{prefix}attention_scaling", 1.0)
     parameters = _rope_parameters(module, layer_type)
@@ -163,7 +181,9 @@ def _probes(candidate: Candidate, layer_type: str) -> list[Inputs]:
     device = seen.device if seen is not None else torch.device("cpu")
     x = torch.zeros(2, 6, 8, dtype=candidate.dtype, device=device)
     probes = []
-    for reach in [0, *_thresholds(candidate.module)]:
+    table = _table(candidate)
+    reaches = _thresholds(candidate.module) if table is None else [table.shape[0] - 6]
+    for reach in [0, *reaches]:
         for positions in _positions(candidate, reach, device):
             kwargs = {"position_ids": positions}
             if layer_type:

@@ -17,6 +17,7 @@ from polysilicon.layers.base import Layer
 if TYPE_CHECKING:
     from torch import nn
 
+    from polysilicon.adapt.recording import Scenario
     from polysilicon.adapt.report import Kind
 
 #: Where a module stands: its parent and its name there.
@@ -35,6 +36,10 @@ class Work:
     attention: dict[str, Attention] = field(default_factory=dict)
     #: Why the engine can't run the model; empty if it can.
     paged: str = ""
+    #: the point of the surgery that `keep_all` returns to
+    start: int = 0
+    #: how the probe prompts can be run
+    scenarios: list[Scenario] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         floating = (p.dtype for p in self.model.parameters() if p.is_floating_point())
@@ -71,6 +76,14 @@ class Work:
             reason=note,
             error=error,
         )
+
+    def keep_all(self, reason: str) -> None:
+        """Takes every replacement back, because of what all of them do together."""
+        self.surgery.undo(self.start)
+        self.attention.clear()
+        for row in list(self.rows.values()):
+            if row.status == "replaced":
+                self.kept(row.path, row.kind, reason)
 
     def kept(self, path: str, kind: Kind, reason: str) -> None:
         """Notes a row for a module that stays."""
