@@ -136,7 +136,7 @@ def test_a_model_without_paged_attention_is_refused_and_left_as_it_was() -> None
     config = MambaConfig(vocab_size=30, hidden_size=16, num_hidden_layers=1)
     model = AutoModelForCausalLM.from_config(config).eval()
     before = {name: type(module) for name, module in model.named_modules()}
-    with pytest.raises(AdaptError, match="the engine cannot run MambaForCausalLM: .* still works"):
+    with pytest.raises(AdaptError, match=r"cannot run MambaForCausalLM: .* still works"):
         Engine(model)
     assert {name: type(module) for name, module in model.named_modules()} == before
 
