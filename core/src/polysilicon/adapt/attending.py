@@ -6,7 +6,9 @@ import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from polysilicon.adapt import fusing
+from transformers import PreTrainedModel
+
+from polysilicon.adapt import fusing, own_attention, structure
 from polysilicon.adapt.attention import build_attention, check_mask
 from polysilicon.adapt.interface import CHILD, KNOWN, Interface, Recorder, original_function
 from polysilicon.adapt.probe import Unverified
@@ -94,13 +96,15 @@ class Attending:
 
     def replace(self) -> None:
         """Puts our layer into every module that called the interface; lists the others."""
-        work, kept = self.work, False
-        if work.recording.attention:
-            self._switch()
+        work = self.work
+        self._switch()
         for path, module in work.modules.items():
             if module in work.recording.attention:
-                kept = not self._attach(path, module) or kept
+                self._attach(path, module)
+            elif not structure.is_leaf(module):
+                self._attach_own(path, module)
         list_attention(work, "it computes attention in its own code")
+        kept = any(r.kind == "attention" and r.status == "kept" for r in work.rows.values())
         if not kept:
             # Additive masks are for the eager functions of modules that stay.
             self.interface.mask_implementation = "sdpa"
@@ -113,7 +117,23 @@ class Attending:
                     config, "_attn_implementation_internal", self.interface.name
                 )
 
-    def _attach(self, path: str, module: nn.Module) -> bool:
+    def _attach_own(self, path: str, module: nn.Module) -> None:
+        """A module that attends in its own code is ours only in one piece."""
+        work = self.work
+        try:
+            layer, error, mask = own_attention.attend(work, path, module)
+        except Unverified:
+            # Its code may branch on the implementation's name; a model's config is not its own.
+            shared = isinstance(module, PreTrainedModel)
+            if not shared and id(getattr(module, "config", None)) in self.switch.before:
+                keep_module(module, self.switch, work.surgery)
+            return
+        work.attention[path] = layer
+        paged = check_mask(layer, mask, work.recording)
+        work.paged = work.paged or (f"{path}: {paged}" if paged else "")
+        work.replaced(path, "attention", module.get_submodule(fusing.CHILD), error)
+
+    def _attach(self, path: str, module: nn.Module) -> None:
         work = self.work
         calls = work.recording.attention[module]
         try:
@@ -123,13 +143,12 @@ class Attending:
         except Unverified as failure:
             keep_module(module, self.switch, work.surgery)
             self._keep(path, str(failure))
-            return False
+            return
         work.surgery.attach(module, CHILD, layer)
         work.attention[path] = layer
-        paged = check_mask(layer, calls, work.recording)
+        paged = check_mask(layer, calls[0].mask, work.recording)
         work.paged = work.paged or (f"{path}: {paged}" if paged else "")
         self._fuse(path, module, error)
-        return True
 
     def _fuse(self, path: str, module: nn.Module, error: float) -> None:
         work = self.work
@@ -151,7 +170,7 @@ class Attending:
         work = self.work
         work.surgery.undo(mark)
         for path, module in work.modules.items():
-            if module in work.recording.attention:
+            if module in work.recording.attention or path in work.attention:
                 self._keep(path, reason)
         work.attention.clear()
 

@@ -168,7 +168,7 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, lowest)
 
 
-def check_mask(layer: Attention, calls: list[AttentionCall], recording: Recording) -> str:
+def check_mask(layer: Attention, mask: Tensor | None, recording: Recording) -> str:
     """Why the engine cannot rely on the layer's own rule (causal and window); empty if it can.
 
     Transformers builds a mask from a function of (batch, head, query, key) positions. It is asked
@@ -176,7 +176,6 @@ def check_mask(layer: Attention, calls: list[AttentionCall], recording: Recordin
     """
     if not layer.causal:
         return "its attention is not causal"
-    mask = calls[0].mask
     if mask is None:
         return "" if not layer.window else "no mask shows whether its window is applied"
     found = recording.masks.get(id(mask))

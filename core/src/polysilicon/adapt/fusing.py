@@ -115,7 +115,7 @@ def _attempt(
     def attempt() -> tuple[SelfAttention, float]:
         fused = SelfAttention(parts, layer, rotary=rotary, norm_place=place, layer_idx=layer_idx)
         fused.eval()
-        weight = parts.out.weight
+        weight = parts.qkv[0].weight
         error = verify(
             partial(_run_with_cache, module.forward),
             partial(_run_with_cache, fused),
@@ -155,25 +155,26 @@ def _parts(module: nn.Module, layer: Attention, seen: ModuleCall, surgery: Surge
         raise Unverified("it calls a child twice")
     inputs = tuple(ours for ours, inner in linears if structure.first_tensor(inner) is hidden)
     outputs = [ours for ours, inner in linears if structure.first_tensor(inner) is not hidden]
-    if len(inputs) not in (1, 3) or len(outputs) != 1 or len(norms) not in (0, 2):
+    if len(inputs) not in (1, 3) or len(outputs) > 1 or len(norms) not in (0, 2):
         raise Unverified(
             f"it has {len(inputs)} input projections, {len(outputs)} output projections and "
-            f"{len(norms)} norms, expected 1 or 3, 1, and 0 or 2"
+            f"{len(norms)} norms, expected 1 or 3, at most 1, and 0 or 2"
         )
-    _check_widths(layer, inputs, outputs[0])
+    out = outputs[0] if outputs else None
+    _check_widths(layer, inputs, out)
     pair = (norms[0], norms[1]) if norms else None
-    return Parts(inputs, outputs[0], pair)
+    return Parts(inputs, out, pair)
 
 
-def _check_widths(layer: Attention, inputs: tuple[Linear, ...], out: Linear) -> None:
+def _check_widths(layer: Attention, inputs: tuple[Linear, ...], out: Linear | None) -> None:
     q, k = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
     v = layer.num_kv_heads * layer.v_head_dim
     widths = [part.out_features for part in inputs]
     if widths not in ([q, k, v], [q + k + v]):
         raise Unverified(f"its projections have widths {widths}, expected {[q, k, v]}")
-    if out.in_features != layer.num_heads * layer.v_head_dim:
+    if out is not None and out.in_features != layer.num_heads * layer.v_head_dim:
         raise Unverified("its output projection does not take the heads' values")
-    if any(part.transposed for part in (*inputs, out)):
+    if any(part.transposed for part in (*inputs, *([out] if out is not None else []))):
         raise Unverified("its weights are stored transposed")
 
 

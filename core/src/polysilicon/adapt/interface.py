@@ -11,6 +11,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -19,7 +20,7 @@ from polysilicon.errors import AdaptError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import Tensor, nn
+    from torch import nn
 
     from polysilicon.layers.attention import PagedContext
 
@@ -129,6 +130,23 @@ def refuse_training(module: nn.Module) -> None:
             "the adapted model is in training mode, but our layers are for inference: call "
             "model.eval(), or undo() before training"
         )
+
+
+#: Tensors that Transformers passes along and that change nothing in self-attention.
+_HARMLESS = frozenset(
+    {"position_ids", "cache_position", "cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens", "labels"}
+    | {"logits_to_keep", "token_type_ids", "input_ids"}
+)
+
+
+def refuse_tensors(kwargs: dict[str, Any]) -> None:
+    """Arguments that the proof has not seen (another sequence's states, a bias, a head mask)."""
+    for name, value in kwargs.items():
+        if isinstance(value, Tensor) and name not in _HARMLESS:
+            raise AdaptError(
+                f"the adapted attention was given {name!r}, which it was not proved for: call "
+                "undo() to use the model with it"
+            )
 
 
 def refuse_weights(kwargs: dict[str, Any]) -> None:

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from polysilicon.adapt.interface import refuse_training, refuse_weights, run_layer
+from polysilicon.adapt.interface import (
+    refuse_tensors,
+    refuse_training,
+    refuse_weights,
+    run_layer,
+)
 from polysilicon.layers.base import Layer, dtype_name
 from polysilicon.layers.linear import Linear, MergedLinear
 from polysilicon.ops import rotary_embedding
@@ -45,10 +50,14 @@ NormPlace = Literal["none", "projection", "head", "rotated"]
 
 @dataclass(frozen=True)
 class Parts:
-    """The children of an attention module by their role; q, k, v are one linear where merged."""
+    """The children of an attention module by their role.
+
+    q, k and v are one linear where the checkpoint has them merged; the output projection is None
+    where another module holds it.
+    """
 
     qkv: tuple[Linear, ...]
-    out: Linear
+    out: Linear | None
     norms: tuple[nn.Module, nn.Module] | None
 
 
@@ -66,9 +75,10 @@ class SelfAttention(Layer):
 
     #: The product that yields q, k and v side by side, and the parts registered elsewhere.
     project: Callable[[Tensor], Tensor]
-    out: Linear
+    out: Linear | None
     norms: tuple[nn.Module, nn.Module] | None
     attend: Attention
+    first: Linear
     # Bound callable; prepare() replaces it by what it chose for the device.
     rotary_kernel: Callable[..., tuple[Tensor, Tensor]]
 
@@ -87,6 +97,7 @@ class SelfAttention(Layer):
         self.sizes = attention.head_dim, attention.head_dim, attention.v_head_dim
         self.widths = [count * size for count, size in zip(self.heads, self.sizes, strict=True)]
         self.rotary, self.norm_place, self.layer_idx = rotary, norm_place, layer_idx
+        object.__setattr__(self, "first", parts.qkv[0])
         # Plain attributes: these modules are registered where the model has them.
         for name, value in (("out", parts.out), ("norms", parts.norms), ("attend", attention)):
             object.__setattr__(self, name, value)
@@ -97,12 +108,17 @@ class SelfAttention(Layer):
         if rotary is not None:
             self.bind_kernel("rotary_kernel", rotary_embedding.torch_kernel)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the activations."""
+        return self.first.weight.dtype
+
     def problems(self) -> dict[str, Problem]:
         """The rotation; its other ops belong to the layers that it is made of."""
         if self.rotary is None:
             return {}
         facts = {"head_size": self.sizes[0], "interleaved": self.rotary.interleaved}
-        dtype = dtype_name(self.out.weight.dtype)
+        dtype = dtype_name(self.dtype)
         return {"rotary_kernel": Problem(op="rotary_embedding", dtype=dtype, facts=facts)}
 
     def forward(
@@ -117,6 +133,7 @@ class SelfAttention(Layer):
         """[b, t, hidden] and None for the weights, which are never held."""
         refuse_training(self)
         refuse_weights(kwargs)
+        refuse_tensors(kwargs)
         leading = hidden_states.shape[:-1]
         q, k, v = self._heads(self.project(hidden_states), leading)
         if self.rotary is not None:
@@ -127,9 +144,11 @@ class SelfAttention(Layer):
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         cache = past_key_values if cache is None else cache
         if cache is not None:
-            k, v = cache.update(k, v, self.layer_idx)
-        out = run_layer(self.attend, q, k, v, attention_mask)
-        return self.out(out.reshape(*leading, -1)), None
+            # A decoder that may stand behind an encoder gets the caches of both.
+            own = getattr(cache, "self_attention_cache", cache)
+            k, v = own.update(k, v, self.layer_idx)
+        out = run_layer(self.attend, q, k, v, attention_mask).reshape(*leading, -1)
+        return out if self.out is None else self.out(out), None
 
     def _heads(self, merged: Tensor, leading: torch.Size) -> list[Tensor]:
         """q, k and v as [b, t, heads, size]."""
