@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+import torch
 from tiny_models import CONFIGS, GREEDY, Case
 from transformers import AutoModelForCausalLM, MambaConfig
 
@@ -144,6 +145,16 @@ def test_a_model_without_paged_attention_is_refused_and_left_as_it_was() -> None
 def test_a_dtype_that_does_not_exist_is_named(llama: Case) -> None:
     with pytest.raises(ValueError, match="dtype 'float99' is not one to run in: one of float32"):
         Engine(llama.model, dtype="float99")
+    with pytest.raises(ValueError, match=r"adapted in torch.float32 and torch.bfloat16 was asked"):
+        llama.engine(dtype="bfloat16")
+
+
+def test_a_model_can_be_run_in_another_dtype() -> None:
+    case = Case("llama")
+    case.adapted.undo()
+    engine = Engine(case.model, dtype="bfloat16", compile=False, num_blocks=8)
+    (output,) = engine.generate([[1, 2, 3]], GREEDY)
+    assert (len(output.token_ids), case.model.dtype) == (24, torch.bfloat16)
 
 
 def test_a_paged_forward_that_differs_is_refused(

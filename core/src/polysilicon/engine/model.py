@@ -60,7 +60,7 @@ class PagedModel:
         self.device: Device = require_runnable(find(device))
         self.torch_device = torch.device(self.device.torch_device)
         own = not isinstance(model, Adapted)
-        adapted = self._adapt(model, dtype) if own else model
+        adapted = self._adapt(model, _dtype(dtype)) if own else _as_it_is(model, _dtype(dtype))
         self._model: Any = adapted.model
         self._context = adapted.context
         self._layers = adapted.attention
@@ -135,8 +135,7 @@ class PagedModel:
         # Some models know no logits_to_keep and give all rows.
         return logits if logits.shape[0] == rows.shape[0] else logits[rows]
 
-    def _adapt(self, model: Any, dtype: torch.dtype | str | None) -> Adapted:
-        dtype = _dtype(dtype)
+    def _adapt(self, model: Any, dtype: torch.dtype | None) -> Adapted:
         # A quantised or offloaded model refuses to be moved, so it is left alone where it can be.
         if dtype is not None and model.dtype != dtype:
             model = model.to(dtype)
@@ -221,6 +220,16 @@ def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     if dtype not in DTYPES:
         raise ValueError(f"dtype {dtype!r} is not one to run in: one of {', '.join(DTYPES)}")
     return DTYPES[dtype]
+
+
+def _as_it_is(adapted: Adapted, dtype: torch.dtype | None) -> Adapted:
+    found = next(adapted.model.parameters()).dtype
+    if dtype not in (None, found):
+        raise ValueError(
+            f"the model was adapted in {found} and {dtype} was asked for: leave dtype out, or call "
+            "undo() and give the engine the model itself"
+        )
+    return adapted
 
 
 def free_bytes(device: Device) -> int:

@@ -1,9 +1,9 @@
-"""What an engine did, as data and as a table."""
+"""What an engine did, as data and as tables."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -43,13 +43,6 @@ class Report:
     block_size: int
     compiled_graphs: int
     compiled_while_serving: tuple[str, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """The report as plain data."""
-        data = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        data["ops"] = [row.as_dict() for row in self.ops]
-        data["compiled_while_serving"] = list(self.compiled_while_serving)
-        return data
 
     def tables(self) -> list[Table]:
         """The report for a terminal: the run, then op → kernel → reason."""
