@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from polysilicon.engine.request import SamplingParams, check_prompt
 from polysilicon.errors import RequestError
@@ -58,6 +60,12 @@ def test_a_wrong_prompt_is_refused(prompt: Any, said: str) -> None:
     with pytest.raises(RequestError) as caught:
         check_prompt(prompt, vocabulary=50, context=20)
     assert said in str(caught.value)
+
+
+def test_prompts_may_be_arrays_and_tensors() -> None:
+    for prompt in (np.array([3, 4]), torch.tensor([3, 4]), (3, 4)):
+        ids = check_prompt(prompt, vocabulary=50, context=20)
+        assert (ids, {type(token) for token in ids}) == ([3, 4], {int})
 
 
 def test_the_longest_prompt_leaves_room_for_one_token() -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import operator
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from polysilicon.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import SupportsIndex
 
     from polysilicon.engine.text import TextStream
 
@@ -102,21 +104,29 @@ def check_prompt(prompt: Sequence[int], *, vocabulary: int, context: int) -> lis
     Raises:
         RequestError: it is empty, longer than the context allows, or has ids out of range.
     """
-    ids = list(prompt)
+    ids = [_whole(token) for token in prompt]
     if not ids:
         raise RequestError("the prompt is empty: give at least one token")
     for position, token in enumerate(ids):
-        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocabulary:
+        if token is None or not 0 <= token < vocabulary:
             raise RequestError(
-                f"token {token!r} at position {position} of the prompt is not an id of this model: "
-                f"expected whole numbers from 0 to {vocabulary - 1}"
+                f"token {prompt[position]!r} at position {position} of the prompt is not an id of "
+                f"this model: expected whole numbers from 0 to {vocabulary - 1}"
             )
     if len(ids) >= context:
         raise RequestError(
             f"the prompt has {len(ids)} tokens and the context holds {context}, one of which must "
             "stay free for the answer: shorten the prompt"
         )
-    return ids
+    return cast("list[int]", ids)
+
+
+def _whole(token: object) -> int | None:
+    """The token as an int: numpy's integers and tensors of one are welcome."""
+    try:
+        return None if isinstance(token, bool) else operator.index(cast("SupportsIndex", token))
+    except TypeError:
+        return None
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
