@@ -136,17 +136,17 @@ def _prove(
     mark: int,
 ) -> None:
     """Whole-model check; takes back the attention, then everything, until the logits agree."""
-    failure = proof.check_model(work.model, work.scenarios, expected, bound)
+    failure = proof.check_model(work.model, work.scenarios, expected, work.dtype, bound)
     if failure:
         attention.take_back(mark, failure)
-        failure = proof.check_model(work.model, work.scenarios, expected, bound)
+        failure = proof.check_model(work.model, work.scenarios, expected, work.dtype, bound)
     if failure:
         work.keep_all(f"proved alone, but {failure}")
     if not work.attention:
         work.paged = work.paged or "none of its attention could be adapted"
     if not work.paged:
         layers = list(work.attention.values())
-        work.paged = proof.check_paged(work.model, work.context, layers, bound)
+        work.paged = proof.check_paged(work.model, work.context, layers, work.dtype, bound)
 
 
 def _report(work: Work) -> Report:
