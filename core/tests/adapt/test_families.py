@@ -51,6 +51,7 @@ def test_bfloat16_error_stays_within_twice_transformers_own(kind):
         exact = model(ids).logits
         short = tiny(kind, dtype=torch.bfloat16)
         theirs = short(ids).logits
-        polysilicon.adapt(short)
+        report = polysilicon.adapt(short).report
         ours = short(ids).logits
+    assert {r.replaced_by for r in report.rows if r.kind == "attention"} == {"SelfAttention"}
     assert (ours - exact).abs().max() <= 2 * (theirs - exact).abs().max()

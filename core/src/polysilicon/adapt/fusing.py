@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import itertools
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from polysilicon.adapt import structure
-from polysilicon.adapt.probe import Inputs, Unverified, first_verified, generator, verify
+from polysilicon.adapt.probe import (
+    Inputs,
+    Unverified,
+    first_verified,
+    generator,
+    relative_error,
+    verify,
+)
 from polysilicon.adapt.self_attention import NormPlace, Parts, RotaryForm, SelfAttention
 from polysilicon.layers.activation import Activation
 from polysilicon.layers.linear import Linear
 from polysilicon.layers.norm import LayerNorm, RMSNorm
+from polysilicon.ops.contract import tolerance
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +48,50 @@ _FORMS = (
 )
 
 
+#: Ratio of the largest errors of a few probes that chance explains.
+_CHANCE = 4
+
+#: How q and k are turned, and where their norms stand.
+Form = tuple[RotaryForm | None, NormPlace]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An attention module with its adapted children and the layer that attends for it."""
+
+    module: nn.Module
+    parts: Parts
+    layer: Attention
+    layer_idx: int
+
+    def fused(self, form: Form) -> SelfAttention:
+        """The one-piece form over the same children."""
+        rotary, place = form
+        fused = SelfAttention(
+            self.parts, self.layer, rotary=rotary, norm_place=place, layer_idx=self.layer_idx
+        )
+        return fused.eval()
+
+    def exact(self) -> Subject:
+        """A copy in float32."""
+        twin = copy.deepcopy(self.module).float()
+        names = {child: name for name, child in self.module.named_modules()}
+
+        def linear(part: Linear) -> Linear:
+            found = twin.get_submodule(names[part])
+            assert isinstance(found, Linear)
+            return found
+
+        own = self.parts
+        norms = None
+        if own.norms is not None:
+            first, second = (twin.get_submodule(names[norm]) for norm in own.norms)
+            norms = first, second
+        out = None if own.out is None else linear(own.out)
+        parts = Parts(tuple(linear(part) for part in own.qkv), out, norms)
+        return Subject(twin, parts, copy.deepcopy(self.layer), self.layer_idx)
+
+
 def fuse(
     module: nn.Module,
     layer: Attention,
@@ -56,10 +111,14 @@ def fuse(
     layer_idx = getattr(module, "layer_idx", None)
     if not isinstance(layer_idx, int):
         raise Unverified("it has no layer_idx")
+    subject = Subject(module, parts, layer, layer_idx)
     probes = _probes(module, seen)
-    attempts = []
-    for rotary, place in itertools.product(_forms(seen), _places(parts)):
-        attempts.append(_attempt(module, parts, layer, rotary, place, layer_idx, probes))
+    short = parts.qkv[0].weight.dtype in (torch.bfloat16, torch.float16)
+    exact = subject.exact() if short else None
+    attempts = [
+        partial(_attempt, subject, exact, form, probes)
+        for form in itertools.product(_forms(seen), _places(parts))
+    ]
     fused, error = first_verified(attempts, "it takes no form that we know")
     surgery.attach(module, CHILD, fused)
     surgery.set_attribute(module, "forward", fused.forward)
@@ -104,28 +163,63 @@ def _check_signature(module: nn.Module, seen: ModuleCall) -> None:
 
 
 def _attempt(
-    module: nn.Module,
-    parts: Parts,
-    layer: Attention,
-    rotary: RotaryForm | None,
-    place: NormPlace,
-    layer_idx: int,
-    probes: list[Inputs],
-) -> Callable[[], tuple[SelfAttention, float]]:
-    def attempt() -> tuple[SelfAttention, float]:
-        fused = SelfAttention(parts, layer, rotary=rotary, norm_place=place, layer_idx=layer_idx)
-        fused.eval()
-        weight = parts.qkv[0].weight
-        error = verify(
-            partial(_run_with_cache, module.forward),
-            partial(_run_with_cache, fused),
-            probes,
-            dtype=weight.dtype,
-            reduction=4 * max(weight.shape),
-        )
-        return fused, error
+    subject: Subject, exact: Subject | None, form: Form, probes: list[Inputs]
+) -> tuple[SelfAttention, float]:
+    """The one-piece form, proved; in a short dtype first in float32, where the bound is sharp."""
+    if exact is None:
+        fused = subject.fused(form)
+        return fused, _proved(subject, fused, probes)
+    floats = [_as_floats(probe) for probe in probes]
+    _proved(exact, exact.fused(form), floats)
+    fused = subject.fused(form)
+    return fused, _rounding(subject, fused, exact, probes, floats)
 
-    return attempt
+
+def _proved(subject: Subject, fused: SelfAttention, probes: list[Inputs]) -> float:
+    weight = subject.parts.qkv[0].weight
+    return verify(
+        partial(_run_with_cache, subject.module.forward),
+        partial(_run_with_cache, fused),
+        probes,
+        dtype=weight.dtype,
+        reduction=4 * max(weight.shape),
+    )
+
+
+def _rounding(
+    subject: Subject,
+    fused: SelfAttention,
+    exact: Subject,
+    probes: list[Inputs],
+    floats: list[Inputs],
+) -> float:
+    """Error in a short dtype against float32, held against the original's own.
+
+    Roundings follow one another here, and the softmax of large scores enlarges them: no bound
+    that fits every weight would be sharp. The form is proved by now.
+    """
+    weight = subject.parts.qkv[0].weight
+    worst, least = 0.0, tolerance(weight.dtype, max(weight.shape))[0]
+    for probe, wide in zip(probes, floats, strict=True):
+        truth = _run_with_cache(exact.module.forward, *wide.args, **wide.kwargs)
+        theirs = _run_with_cache(subject.module.forward, *probe.args, **probe.kwargs)
+        ours = _run_with_cache(fused, *probe.args, **probe.kwargs)
+        allowed = max(least, _CHANCE * relative_error(truth, [x.float() for x in theirs]))
+        error = relative_error(truth, [x.float() for x in ours])
+        if not error <= allowed:
+            raise Unverified(f"results differ by {error:.1e} of the largest, allowed {allowed:.1e}")
+        worst = max(worst, error)
+    return worst
+
+
+def _as_floats(probe: Inputs) -> Inputs:
+    """The same arguments in float32; ids and masks of truth values stay."""
+
+    def widen(x: Tensor) -> Tensor:
+        return x.float() if x.is_floating_point() else x
+
+    args, kwargs = tree_map_only(torch.Tensor, widen, (probe.args, probe.kwargs))
+    return Inputs(args, kwargs)
 
 
 def _forms(seen: ModuleCall) -> tuple[RotaryForm | None, ...]:
