@@ -161,6 +161,11 @@ def test_wrong_magic_and_wrong_version_are_named(path: Path) -> None:
         load(path)
 
 
+def test_an_impossible_alignment_is_damage(path: Path) -> None:
+    with pytest.raises(LoadError, match=r"is damaged \(general\.alignment is 0\)"):
+        read_header(rewrite(path, metadata={"general.alignment": 0}))
+
+
 def test_random_damage_to_the_header_is_always_a_load_error(path: Path) -> None:
     content, generator = path.read_bytes(), np.random.default_rng(3)
     for position in generator.integers(4, 700, size=60):

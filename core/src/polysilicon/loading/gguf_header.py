@@ -141,6 +141,8 @@ def _parse(path: Path, cursor: _Cursor) -> GgufHeader:
         metadata[key] = cursor.value(cursor.number("I"))
     rows = [_row(cursor) for _ in range(tensor_count)]
     alignment = metadata.get("general.alignment", 32)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise ValueError(f"general.alignment is {alignment!r}")
     start = -(-cursor.at // alignment) * alignment
     tensors = {name: _tensor(path, name, shape, kind, start + at) for name, shape, kind, at in rows}
     end, size = (
