@@ -7,8 +7,6 @@ random model is built, run, adapted and run again with the same weights.
 from __future__ import annotations
 
 import importlib
-import inspect
-import math
 import re
 import warnings
 from collections import Counter
@@ -19,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 import transformers
 
+from polysilicon.adapt import coverage_probes as probes
 from polysilicon.adapt import isolation, tiny
 from polysilicon.adapt.engine_check import engine_verdict
 from polysilicon.adapt.report import REPLACEABLE
@@ -31,23 +30,14 @@ if TYPE_CHECKING:
 
     from polysilicon.adapt.report import Report
 
-    _Probe = Callable[[PreTrainedModel], Tensor]
     _Notes = tuple[str, ...]
 
 Status = Literal["adapted", "partly", "failed", "wrong"]
 STATUSES: tuple[Status, ...] = ("adapted", "partly", "failed", "wrong")
 
 ADAPT = "polysilicon.adapt:adapt"
-#: Largest difference of float32 logits from Transformers', relative to the largest logit.
-FLOAT32_BOUND = 1e-4
 #: Our bfloat16 error against float32, relative to Transformers' own.
 BFLOAT16_BOUND = 2.0
-#: Longer than three windows of `tiny.WINDOW`, so that whole blocks of keys fall out of them.
-TOKENS = 27
-PADDED = 7
-#: Enough tokens that chance in bfloat16 averages out.
-SEQUENCES = 12
-NEW_TOKENS = 3
 #: Seconds before an architecture counts as hung; the slowest takes about five.
 TIMEOUT = 60.0
 
@@ -171,17 +161,18 @@ def _judge(name: str, adapter: Callable[..., Any]) -> Row:
         config = tiny.tiny_config(name)
         model = tiny.tiny_model(config, dtype=torch.float32)
     with _blame("Transformers' own model does not run on token ids alone"):
-        _require_finite(_plain(model))
-    expected, notes = _outputs(model)
+        probes.require_finite(probes.plain(model))
+    expected, notes = probes.answers(model)
     reached = _reached(model)
     with _blame("our code raised: adapt()"):
         adapted = adapter(model)
     with _blame("our code raised: the adapted model"):
-        float32 = max(_difference(_PROBES[p](model), expected[p]) for p in expected)
+        ours = {name: probes.PROBES[name](model) for name in expected}
+    float32, fence = probes.float32_difference(ours, expected, config)
     bfloat16, note = _bfloat16_ratio(config, expected, adapter)
     kept = _kept(adapted.report, reached)
-    engine = engine_verdict(adapted, _ids(model, 2))
-    return _verdict(name, kept, engine, float32, bfloat16, notes + note)
+    engine = engine_verdict(adapted, probes.token_ids(model, 2))
+    return _verdict(name, kept, engine, float32, bfloat16, notes + fence + note)
 
 
 def _verdict(
@@ -195,9 +186,10 @@ def _verdict(
     status: Status = "partly" if kept else "adapted"
     reason = ""
     # Written so that NaN is wrong too.
-    if not float32 <= FLOAT32_BOUND:
+    if not float32 <= probes.FLOAT32_BOUND:
         status = "wrong"
-        reason = f"float32 logits differ by {float32:.1e} of the largest, allowed {FLOAT32_BOUND}"
+        allowed = probes.FLOAT32_BOUND
+        reason = f"float32 logits differ by {float32:.1e} of the largest, allowed {allowed}"
     elif bfloat16 is not None and not bfloat16 <= BFLOAT16_BOUND:
         status = "wrong"
         reason = f"bfloat16 error is {bfloat16:.2f} × Transformers' own, allowed {BFLOAT16_BOUND}"
@@ -225,7 +217,7 @@ def _reached(model: PreTrainedModel) -> frozenset[str]:
         for path, module in model.named_modules()
     ]
     try:
-        _plain(model)
+        probes.plain(model)
     finally:
         for hook in hooks:
             hook.remove()
@@ -236,7 +228,8 @@ def _used(model: PreTrainedModel) -> frozenset[str]:
     """Paths of the modules on whose own weights the logits depend."""
     try:
         with torch.enable_grad():
-            torch.autograd.backward(_logits(model, input_ids=_ids(model)).sum())
+            ids = probes.token_ids(model)
+            torch.autograd.backward(probes.forward_logits(model, input_ids=ids).sum())
     # A model with a backward of its own may refuse in eval mode: then all count as used.
     except Exception:
         return frozenset(path for path, _ in model.named_modules())
@@ -269,86 +262,6 @@ def _blame(what: str) -> Iterator[None]:
         raise _Failed(f"{what}: {type(error).__name__}: {text[:300]}") from error
 
 
-def _outputs(model: PreTrainedModel) -> tuple[dict[str, Tensor], _Notes]:
-    """Outputs of the probes that Transformers' own model can answer, and notes on the others."""
-    outputs, notes = {}, []
-    for name, probe in _PROBES.items():
-        try:
-            outputs[name] = probe(model)
-            _require_finite(outputs[name])
-        except Exception as error:  # what a third party's model can't do is not ours to judge
-            outputs.pop(name, None)
-            notes.append(f"no {name} probe: {type(error).__name__}: {str(error).strip()[:120]}")
-    return outputs, tuple(notes)
-
-
-def _require_finite(logits: Tensor) -> None:
-    if not torch.isfinite(logits).all():
-        raise ValueError("logits are not finite")
-
-
-@torch.no_grad()
-def _plain(model: PreTrainedModel) -> Tensor:
-    """Logits of whole sequences without a mask."""
-    return _logits(model, input_ids=_ids(model))
-
-
-@torch.no_grad()
-def _padded(model: PreTrainedModel) -> Tensor:
-    """Logits at the real tokens of sequences of which half are padded on the left."""
-    ids = _ids(model)
-    mask = _left_padding(ids)
-    positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    logits = _logits(model, input_ids=ids, attention_mask=mask, position_ids=positions)
-    return logits.reshape(*mask.shape, -1)[mask.bool()]
-
-
-@torch.no_grad()
-def _generate(model: PreTrainedModel) -> Tensor:
-    """Logits of a few greedy steps through `generate()` and the model's own cache."""
-    ids = _ids(model, 2)
-    result = model.generate(
-        ids,
-        attention_mask=_left_padding(ids),
-        max_new_tokens=NEW_TOKENS,
-        min_new_tokens=NEW_TOKENS,
-        do_sample=False,
-        pad_token_id=0,
-        return_dict_in_generate=True,
-        output_logits=True,
-    )
-    return torch.stack(result.logits)
-
-
-_PROBES: dict[str, _Probe] = {"plain": _plain, "padded": _padded, "generate": _generate}
-
-
-def _left_padding(ids: Tensor) -> Tensor:
-    mask = torch.ones_like(ids)
-    mask[ids.shape[0] // 2 :, :PADDED] = 0
-    return mask
-
-
-def _ids(model: PreTrainedModel, sequences: int = SEQUENCES) -> Tensor:
-    """Token ids of sequences, none of them special; the same in every call."""
-    rows = sequences * tiny.ROWS_PER_SEQUENCE.get(model.config.model_type, 1)
-    generator = torch.Generator().manual_seed(1)
-    return torch.randint(tiny.FIRST_PLAIN_ID, tiny.VOCAB, (rows, TOKENS), generator=generator)
-
-
-def _logits(model: PreTrainedModel, **inputs: Tensor) -> Tensor:
-    accepted = inspect.signature(model.forward).parameters
-    optional = {"use_cache": False, "position_ids": inputs.pop("position_ids", None)}
-    given = {k: v for k, v in optional.items() if k in accepted and v is not None}
-    logits: Tensor = model(**inputs, **given).logits
-    return logits.float()
-
-
-def _difference(ours: Tensor, theirs: Tensor) -> float:
-    """Largest difference relative to the largest value."""
-    return ((ours - theirs).abs().max() / theirs.abs().max()).item()
-
-
 def _bfloat16_ratio(
     config: PreTrainedConfig,
     expected: dict[str, Tensor],
@@ -358,28 +271,14 @@ def _bfloat16_ratio(
 
     Generated tokens may differ in bfloat16, so only whole sequences are compared.
     """
-    asked = {name: _PROBES[name] for name in expected if name != "generate"}
+    asked = {name: probes.PROBES[name] for name in expected if name != "generate"}
     try:
         model = tiny.tiny_model(config, dtype=torch.bfloat16)
         theirs = {name: probe(model) for name, probe in asked.items()}
-    except Exception as error:  # as in _outputs
+    except Exception as error:  # as in answers()
         return None, (f"no bfloat16: {type(error).__name__}: {str(error).strip()[:120]}",)
     with _blame("our code raised: adapt() in bfloat16"):
         adapter(model)
     with _blame("our code raised: the adapted model in bfloat16"):
         ours = {name: probe(model) for name, probe in asked.items()}
-    return max(_error_ratio(ours[n], theirs[n], expected[n]) for n in asked), ()
-
-
-def _error_ratio(ours: Tensor, theirs: Tensor, exact: Tensor) -> float:
-    """Our error over theirs, as geometric means of the tokens' root mean square errors.
-
-    Geometric, because a router on the fence picks another expert for single tokens of ours or of
-    theirs: an error forty times the usual one, that a sum or a maximum would show alone.
-    """
-    if not torch.isfinite(ours).all():
-        return math.inf
-    # A model that computes in float32 throughout has no error to be twice of.
-    least = torch.finfo(torch.bfloat16).eps / 16 * exact.square().mean().sqrt()
-    errors = [(x - exact).square().mean(-1).sqrt().clamp(min=least) for x in (ours, theirs)]
-    return (errors[0].log().mean() - errors[1].log().mean()).exp().item()
+    return max(probes.error_ratio(ours[n], theirs[n], expected[n]) for n in asked), ()

@@ -13,9 +13,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from multiprocessing.connection import Connection
-    from multiprocessing.context import BaseContext
 
 Result = TypeVar("Result")
+
+#: New interpreters: a fork could inherit a lock that a thread of torch's holds.
+_SPAWN = multiprocessing.get_context("spawn")
+
+#: Seconds in which a process must have imported the function, on a busy machine too.
+_START = 300.0
+
+#: What a process sends once it can work: the item's time runs from there.
+_READY = "ready"
 
 
 def each(
@@ -37,10 +45,9 @@ def each(
         timeout: seconds that one item may take before its process is ended.
         lost: result for an item whose process died or was ended, from the item and the reason.
     """
-    context = _context(function)
     waiting = list(reversed(items))
     count = min(jobs or len(os.sched_getaffinity(0)), len(waiting))
-    workers = [_Worker(context, function, arguments, waiting.pop()) for _ in range(count)]
+    workers = [_Worker(function, arguments, waiting.pop()) for _ in range(count)]
     try:
         while workers:
             wait([worker.connection for worker in workers], timeout=0.2)
@@ -55,40 +62,22 @@ def each(
                 elif worker.alive:
                     worker.start(waiting.pop())
                 else:
-                    workers[workers.index(worker)] = _Worker(
-                        context, function, arguments, waiting.pop()
-                    )
+                    place = workers.index(worker)
+                    workers[place] = _Worker(function, arguments, waiting.pop())
     finally:
         for worker in workers:
             worker.end()
 
 
-def _context(function: Callable[..., Any]) -> BaseContext:
-    """A context whose processes share one import of torch where the platform can."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([function.__module__])
-    return context
-
-
 class _Worker:
     """One process and the item that it works on."""
 
-    def __init__(
-        self,
-        context: BaseContext,
-        function: Callable[..., Any],
-        arguments: tuple[Any, ...],
-        item: str,
-    ) -> None:
-        self.connection, theirs = context.Pipe()
-        self.process = context.Process(  # type: ignore[attr-defined]
-            target=_work, args=(theirs, function, arguments), daemon=True
-        )
+    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...], item: str) -> None:
+        self.connection, theirs = _SPAWN.Pipe()
+        self.process = _SPAWN.Process(target=_work, args=(theirs, function, arguments), daemon=True)
         self.process.start()
         theirs.close()
-        self.alive = True
+        self.alive, self.ready = True, False
         self.start(item)
 
     def start(self, item: str) -> None:
@@ -100,16 +89,19 @@ class _Worker:
         """The result of the current item once there is one, in a tuple; None while it runs."""
         try:
             if self.connection.poll():
-                result: Result = self.connection.recv()
-                return (result,)
+                result: Any = self.connection.recv()
+                if self.ready:
+                    return (result,)
+                self.ready, self.started = True, time.monotonic()
         except EOFError:
             self.process.join()
             code = self.process.exitcode
             self.end()
             return (lost(self.item, f"its process died with exit code {code}"),)
-        if time.monotonic() - self.started > timeout:
+        limit = timeout if self.ready else _START
+        if time.monotonic() - self.started > limit:
             self.end()
-            return (lost(self.item, f"no result within {timeout:g} s"),)
+            return (lost(self.item, f"no result within {limit:g} s"),)
         return None
 
     def end(self) -> None:
@@ -127,6 +119,7 @@ def _work(connection: Connection, function: Callable[..., Any], arguments: tuple
     torch.set_num_threads(1)
     # Standard output is the caller's; foreign code must not print into it.
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
+        connection.send(_READY)
         while True:
             try:
                 item = connection.recv()
