@@ -118,15 +118,17 @@ def _rich_table(title: str, candidates: Sequence[Candidate]) -> RichTable:
     from rich.table import Table as RichTable
 
     shown = RichTable(title=title, title_justify="left")
-    for heading in ("kernel", "tokens", "from", "for", "rank", "reason"):
-        shown.add_column(heading, overflow="fold")
+    # A name cut short could not be pasted into POLYSILICON_DISABLE_KERNELS.
+    for heading in ("kernel", "tokens", "plugin", "for", "rank"):
+        shown.add_column(heading, no_wrap=True)
+    shown.add_column("reason", overflow="fold")
     for candidate in candidates:
         kernel = candidate.provided.record
         spans = ", ".join(span_text(span) for span in candidate.chosen) or "–"
         shown.add_row(
             kernel.name,
             spans,
-            str(candidate.provided.origin),
+            candidate.provided.origin.plugin,
             kernel.device,
             str(kernel.rank),
             candidate.reason,

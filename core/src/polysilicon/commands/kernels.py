@@ -39,23 +39,36 @@ def kernels(
     if as_json:
         typer.echo(json.dumps({"schema": 1, "device": found.name, "kernels": rows}))
         return
+    _show(rows)
+
+
+def _show(rows: list[dict[str, Any]]) -> None:
+    """A table that fits 80 columns, and under it what there is to say of single kernels."""
     from rich.console import Console
     from rich.table import Table
 
-    shown = Table("op", "kernel", "for", "tokens", "rank", "form", "from", "note")
+    shown = Table()
+    # A name cut short could not be pasted into POLYSILICON_DISABLE_KERNELS.
+    for heading in ("kernel", "plugin", "for", "tokens", "rank", "form"):
+        shown.add_column(heading, no_wrap=True)
     for row in rows:
         tokens = row["tokens"]
         shown.add_row(
-            row["op"],
             row["name"],
+            row["plugin"],
             row["device"],
             "all" if tokens is None else f"{tokens[0]}–{tokens[1]}",
             str(row["rank"]),
             row["form"],
-            row["origin"],
-            row["note"] if row["state"] == "offered" else f"[red]{row['state']}[/] {row['note']}",
+            style="" if row["state"] == "offered" else "dim",
         )
-    Console().print(shown)
+    console = Console()
+    console.print(shown)
+    for row in rows:
+        state = "" if row["state"] == "offered" else row["state"]
+        said = "; ".join(filter(None, (state, row["note"])))
+        if said:
+            console.print(f"[bold]{row['name']}[/]: {said}", highlight=False)
 
 
 def _row(entry: Provided[Kernel], disabled: bool, known: bool) -> dict[str, Any]:
@@ -73,6 +86,7 @@ def _row(entry: Provided[Kernel], disabled: bool, known: bool) -> dict[str, Any]
         "tokens": None if kernel.tokens is None else list(kernel.tokens),
         "rank": kernel.rank,
         "form": kernel.form,
+        "plugin": entry.origin.plugin,
         "origin": str(entry.origin),
         "state": state,
         "note": kernel.note,
