@@ -251,7 +251,10 @@ def allocate_kv_cache(
     device: torch.device | str = "cpu",
     layout: Layout | None = None,
 ) -> tuple[Tensor, Tensor]:  # [num_blocks, block_size, num_kv_heads, head size] each
-    """Zeroed key and value caches of one layer, lying in memory as `layout` says.
+    """Key and value caches of one layer, lying in memory as `layout` says.
+
+    They are not initialised, so that memory is taken as slots are stored: no kernel may read a
+    slot that was never stored, which the op's samples poison.
 
     The default lies as its dims are written: a token's heads together, so that a sequence whose
     blocks are adjacent is one view, and a store is one copy of a row.
@@ -282,7 +285,7 @@ def _allocate(
             f"kv_block layout {layout.name if layout else ''!r} has dims {order}: expected an "
             f"order of {CACHE_DIMS}"
         )
-    physical = torch.zeros(
+    physical = torch.empty(
         [shape[CACHE_DIMS.index(dim)] for dim in order], dtype=dtype, device=device
     )
     return physical.permute([order.index(dim) for dim in CACHE_DIMS])
