@@ -132,3 +132,13 @@ def test_hidden_states_are_still_captured():
         after = model(IDS, output_hidden_states=True).hidden_states
     assert len(after) == len(before) == 3
     torch.testing.assert_close(after[1], before[1], rtol=1e-5, atol=1e-5)
+
+
+def test_another_model_of_the_same_config_object_computes_as_before():
+    model = tiny("llama")
+    other = AutoModelForCausalLM.from_config(model.config).eval()
+    before = logits(other)
+    adapted = polysilicon.adapt(model)
+    torch.testing.assert_close(logits(other), before)
+    adapted.undo()
+    assert torch.equal(logits(other), before)

@@ -89,9 +89,16 @@ class Interface:
             if self.recorder is not None:
                 seen = AttentionCall(query, key, value, attention_mask, dict(kwargs))
                 return self.recorder.run(module, seen)
+            layer = module._modules.get(CHILD)
+            if layer is None:
+                # Another model that was built from the same config object, and not adapted.
+                original = original_function(module, self.mask_implementation)
+                theirs: tuple[Tensor, Tensor | None] = original(
+                    module, query, key, value, attention_mask, **kwargs
+                )
+                return theirs
             refuse_training(module)
             refuse_weights(kwargs)
-            layer = module._modules[CHILD]
             return run_layer(layer, query, key, value, attention_mask), None
 
         return attention
