@@ -109,7 +109,9 @@ class FakeTokenizer:
     chat_template = None
     letters = "abcdefghijklmnopqrstuvwxyz "
 
-    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+    def __call__(
+        self, text: str, add_special_tokens: bool = True, verbose: bool = True
+    ) -> dict[str, list[int]]:
         return {"input_ids": [self.letters.index(letter) for letter in text]}
 
     def decode(self, ids: Sequence[int], **_: object) -> str:

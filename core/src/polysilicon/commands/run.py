@@ -205,7 +205,8 @@ class Session:
     def _show(self, prompt: str, result: Output | RequestError) -> None:
         error = result if isinstance(result, RequestError) else result.error
         if self.as_json and isinstance(result, RequestError):
-            typer.echo(json.dumps({"schema": 1, "prompt": prompt, "error": str(error)}))
+            refused = {"prompt": prompt, "finish_reason": "error", "error": str(error)}
+            typer.echo(json.dumps({"schema": 1, **refused}))
         elif isinstance(result, RequestError) or not self.as_json:
             text = "" if isinstance(result, RequestError) else result.text
             typer.echo(f"> {prompt}\n{text}{f'error: {error}' if error else ''}\n")

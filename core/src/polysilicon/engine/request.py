@@ -81,7 +81,7 @@ def _check_int(name: str, value: object, *, at_least: int, remedy: str) -> None:
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not whole or not at_least <= value <= _LARGEST:  # type: ignore[operator]
         raise RequestError(
-            f"{name} is {value!r}: expected a whole number >= {at_least} (and < 2^63); {remedy}"
+            f"{name} is {value!r}: expected a whole number from {at_least} to 2^63 - 1; {remedy}"
         )
 
 

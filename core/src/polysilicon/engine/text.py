@@ -95,7 +95,7 @@ class Texts:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a plain text, with the special tokens that the model begins with."""
-        return [int(token) for token in self._tokenizer(text)["input_ids"]]
+        return self._ids(text, add_special_tokens=True)
 
     def encode_chat(
         self, messages: Sequence[dict[str, str]], known: Sequence[int] = ()
@@ -116,10 +116,13 @@ class Texts:
         if known:
             start = self._tokenizer.decode(list(known), skip_special_tokens=False)
             if text.startswith(start):
-                rest = self._tokenizer(text[len(start) :], add_special_tokens=False)["input_ids"]
-                return [*known, *(int(token) for token in rest)]
-        ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return [int(token) for token in ids]
+                return [*known, *self._ids(text[len(start) :], add_special_tokens=False)]
+        return self._ids(text, add_special_tokens=False)
+
+    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        # Not verbose: the engine says itself, and for one request, that a prompt is too long.
+        ids = self._tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)
+        return [int(token) for token in ids["input_ids"]]
 
     def stream(self, stop: Sequence[str]) -> TextStream:
         """A text stream for one request."""
