@@ -131,6 +131,8 @@ def attend(
     filled = q.shape[2] > 0 and k.shape[2] > 0
     if q.device.type != "cpu" or softcap or k.shape[3] != v.shape[3] or not filled:
         return _attend_by_matmuls(q, k, v, mask, scale, triangle, softcap)
+    # It also reads the numbers of a head as neighbours, whatever their stride.
+    q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
     bias = None if mask is None else _additive(mask, q.dtype)
     out, lse = _flash(q, k, v, 0.0, triangle, attn_mask=bias, scale=scale)
     return out, lse
@@ -227,6 +229,7 @@ def _samples(dtype: torch.dtype, device: torch.device) -> Iterator[Sample]:
     yield make("no_queries", tq=0, tk=4)
     yield make("no_keys", tq=2, tk=0)
     yield make("one_of_each", h=1, hk=1, tq=1, tk=1)
+    yield make("one_more_than_a_tile", tq=17, tk=33)
     yield make("bidirectional", tq=5, tk=9, causal=False)
     yield make("bidirectional_window", tq=9, tk=9, causal=False, window=3)
     yield make("window_1", window=1)

@@ -335,6 +335,8 @@ def _samples(dtype: torch.dtype, device: torch.device) -> Iterator[Sample]:
 
     seen = torch.tensor([[3, 3, 5, -1], [-1, -1, -1, -1], [0, 96, 1, 2]], device=device)
     yield make("no_rows", rows=0)
+    yield make("one_row", rows=1, top_k=20)
+    yield make("rows_17", rows=17, top_p=0.9)
     yield make("one_token_vocabulary", vocabulary=1)
     yield make("greedy", temperature=0.0)
     yield make("plain")

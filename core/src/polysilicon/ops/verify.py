@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +11,21 @@ from torch import Tensor
 from polysilicon.ops.contract import Op, Sample, tolerance
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What the reference makes of one sample: its results, and the arguments after the call."""
+
+    results: tuple[Tensor, ...]
+    arguments: Mapping[str, Any]
+
+
+def expect(op: Op, sample: Sample) -> Expected:
+    """Runs the reference on copies of the sample's arguments."""
+    arguments = copied(sample.kwargs)
+    return Expected(results=as_results(op.reference(**arguments)), arguments=arguments)
 
 
 def mismatch(op: Op, kernel: Callable[..., Any], sample: Sample, dtype: torch.dtype) -> str | None:
@@ -19,22 +34,45 @@ def mismatch(op: Op, kernel: Callable[..., Any], sample: Sample, dtype: torch.dt
     Checks number, shape, dtype and contiguity of the results, values against the reference,
     that arguments not named in `op.mutates` keep their bits, and that mutated ones agree.
     """
-    expected_args, given = copied(sample.kwargs), copied(sample.kwargs)
-    expected = as_results(op.reference(**expected_args))
+    expected, given = expect(op, sample), copied(sample.kwargs)
     actual = as_results(kernel(**given))
-    if len(actual) != len(expected):
-        return f"returned {len(actual)} results, expected {len(expected)}"
+    return next((text for _, text in breaches(op, sample, dtype, expected, actual, given)), None)
+
+
+def breaches(
+    op: Op,
+    sample: Sample,
+    dtype: torch.dtype,
+    expected: Expected,
+    actual: Sequence[Tensor],
+    given: Mapping[str, Any],
+) -> Iterator[tuple[str, str]]:
+    """Every breach of the contract by one call, as (`form`, `values` or `arguments`, text).
+
+    Args:
+        op: the op that was called.
+        sample: the arguments before the call.
+        dtype: that of the sample.
+        expected: what the reference made of it.
+        actual: the results of the call.
+        given: the arguments after the call.
+    """
     bound = tolerance(dtype, op.reduction(sample.kwargs))
     dense = op.contiguous and all(
         v.is_contiguous() for v in sample.kwargs.values() if isinstance(v, Tensor)
     )
-    for index, (result, wanted) in enumerate(zip(actual, expected, strict=True)):
-        named = op.results[index]
-        want_dtype = dtype if named == "input" else getattr(torch, named)
-        problem = _form(result, wanted, want_dtype, dense) or _values(result, wanted, bound)
-        if problem:
-            return f"result {index}: {problem}"
-    return _arguments(op, sample.kwargs, given, expected_args, bound)
+    if len(actual) != len(expected.results):
+        yield "form", f"returned {len(actual)} results, expected {len(expected.results)}"
+    else:
+        for index, (result, wanted) in enumerate(zip(actual, expected.results, strict=True)):
+            named = op.results[index]
+            want_dtype = dtype if named == "input" else getattr(torch, named)
+            if text := _form(result, wanted, want_dtype, dense):
+                yield "form", f"result {index}: {text}"
+            if result.shape == wanted.shape and (text := _values(result, wanted, bound)):
+                yield "values", f"result {index}: {text}"
+    if text := _arguments(op, sample.kwargs, given, expected.arguments, bound):
+        yield "arguments", text
 
 
 def copied(kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,150 @@
+"""The problem that one call of an op poses: what a kernel's `supports` is asked about a sample."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from polysilicon.records import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from polysilicon.ops.contract import Op, Sample
+
+    Facts = dict[str, Any]
+    Arguments = Mapping[str, Any]
+
+
+def problem_of(op: Op, sample: Sample, dtype: str) -> Problem:
+    """The problem of a sample, its token count included."""
+    tokens = max(1, tokens_of(op, sample))
+    facts = _FACTS[op.name](sample.kwargs)
+    return Problem(op=op.name, dtype=dtype, tokens=(tokens, tokens), facts=facts)
+
+
+def tokens_of(op: Op, sample: Sample) -> int:
+    """How many tokens a sample has."""
+    return op.tokens(next(iter(sample.kwargs.values())))
+
+
+def _rms_norm(given: Arguments) -> Facts:
+    return {
+        "hidden": given["x"].shape[-1],
+        "eps": given["eps"],
+        "offset": given.get("offset", 0.0),
+        "weight": given["weight"] is not None,
+    }
+
+
+def _rms_norm_gated(given: Arguments) -> Facts:
+    return _rms_norm(given) | {
+        "norm_before_gate": given.get("norm_before_gate", False),
+        "group_size": given.get("group_size", 0),
+    }
+
+
+def _layer_norm(given: Arguments) -> Facts:
+    return _rms_norm(given) | {"bias": given["bias"] is not None}
+
+
+def _rotary_cos_sin(given: Arguments) -> Facts:
+    return {
+        "rotary": 2 * given["inv_freq"].shape[-1],
+        "scaling": given["scaling"],
+        "sections": ",".join(map(str, given.get("sections", ()))),
+        "sections_interleaved": given.get("sections_interleaved", False),
+    }
+
+
+def _rotary_embedding(given: Arguments) -> Facts:
+    return {
+        "head_size": given["q"].shape[-1],
+        "rotary": 2 * given["cos"].shape[-1],
+        "interleaved": given["interleaved"],
+    }
+
+
+def _activation(given: Arguments) -> Facts:
+    return {"width": given["x"].shape[-1], "kind": given["kind"]}
+
+
+def _silu_and_mul(given: Arguments) -> Facts:
+    return {"width": given["x"].shape[-1] // 2}
+
+
+def _gelu_and_mul(given: Arguments) -> Facts:
+    return _silu_and_mul(given) | {"approximate": given["approximate"]}
+
+
+def _linear(given: Arguments) -> Facts:
+    out, width = given["weight"].shape
+    return {"in": width, "out": out, "bias": given["bias"] is not None}
+
+
+def _embedding(given: Arguments) -> Facts:
+    vocabulary, hidden = given["weight"].shape
+    return {"vocabulary": vocabulary, "hidden": hidden, "scale": given.get("scale", 1.0)}
+
+
+def _lm_head(given: Arguments) -> Facts:
+    return _embedding(given) | {
+        "bias": given["bias"] is not None,
+        "softcap": given.get("softcap", 0.0),
+    }
+
+
+def _kv_store(given: Arguments) -> Facts:
+    return {
+        "kv_heads": given["k"].shape[1],
+        "head_size": given["k"].shape[2],
+        "v_head_size": given["v"].shape[2],
+        "block_size": given["k_cache"].shape[1],
+    }
+
+
+def _rule(given: Arguments) -> Facts:
+    return {
+        "heads": given["q"].shape[1],
+        "head_size": given["q"].shape[-1],
+        "window": given["window"],
+        "softcap": given["softcap"] > 0,
+        "sinks": given["sinks"] is not None,
+        "causal": given["causal"],
+    }
+
+
+def _paged_attention(given: Arguments) -> Facts:
+    return _rule(given) | {
+        "kv_heads": given["k_cache"].shape[2],
+        "v_head_size": given["v_cache"].shape[3],
+        "block_size": given["k_cache"].shape[1],
+    }
+
+
+def _attention(given: Arguments) -> Facts:
+    return _rule(given) | {"kv_heads": given["k"].shape[1], "v_head_size": given["v"].shape[3]}
+
+
+def _sampling(given: Arguments) -> Facts:
+    return {"vocabulary": given["logits"].shape[-1]}
+
+
+#: op → the facts of a call; a test holds the keys against `Op.keys`.
+_FACTS: dict[str, Callable[[Arguments], Facts]] = {
+    "rms_norm": _rms_norm,
+    "add_rms_norm": _rms_norm,
+    "rms_norm_gated": _rms_norm_gated,
+    "layer_norm": _layer_norm,
+    "rotary_cos_sin": _rotary_cos_sin,
+    "rotary_embedding": _rotary_embedding,
+    "activation": _activation,
+    "silu_and_mul": _silu_and_mul,
+    "gelu_and_mul": _gelu_and_mul,
+    "linear": _linear,
+    "embedding": _embedding,
+    "lm_head": _lm_head,
+    "kv_store": _kv_store,
+    "paged_attention": _paged_attention,
+    "attention": _attention,
+    "sampling": _sampling,
+}

@@ -1,0 +1,195 @@
+"""Layers as a model has them, small: what LayerSuite composes from a plugin's kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from polysilicon.layers import (
+    Activation,
+    Attention,
+    Embedding,
+    GatedActivation,
+    GatedMLP,
+    GatedRMSNorm,
+    Layer,
+    LayerNorm,
+    Linear,
+    LMHead,
+    PagedBatch,
+    RMSNorm,
+    RotaryEmbedding,
+    allocate_kv_cache,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from polysilicon.ops.samples import Source
+
+HIDDEN, WIDTH, VOCABULARY = 48, 80, 131
+HEADS, KV_HEADS, HEAD = 4, 2, 16
+TOKENS = 7  # a prime, and two sequences of 4 and 3 where a step is paged
+BLOCK = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerCall:
+    """A layer, its arguments, and how it is called; `arrange` readies it after a cast."""
+
+    layer: Layer
+    arguments: tuple[Tensor, ...]
+    call: Callable[..., Any] = lambda layer, *arguments: layer(*arguments)
+    arrange: Callable[[Any, torch.dtype, torch.device], None] = lambda layer, dtype, device: None
+
+
+def _weight(source: Source, *shape: int) -> nn.Parameter:
+    scale = shape[-1] ** -0.5 if len(shape) > 1 else 1.0
+    return nn.Parameter(source.normal(*shape, magnitude=scale), requires_grad=False)
+
+
+def _x(source: Source, width: int = HIDDEN) -> Tensor:
+    return source.normal(1, TOKENS, width)
+
+
+def _norm(source: Source) -> LayerCall:
+    return LayerCall(layer=RMSNorm(_weight(source, HIDDEN), 1e-6), arguments=(_x(source),))
+
+
+def _plain_norm(source: Source) -> LayerCall:
+    layer = RMSNorm(None, 1e-6, hidden=HIDDEN, dtype=source.dtype)
+    return LayerCall(layer=layer, arguments=(_x(source),))
+
+
+def _add_norm(source: Source) -> LayerCall:
+    layer = RMSNorm(_weight(source, HIDDEN), 1e-6, offset=1.0)
+    return LayerCall(
+        layer=layer,
+        arguments=(_x(source), _x(source)),
+        call=lambda layer, x, residual: layer.forward_add(x, residual),
+    )
+
+
+def _gated_norm(source: Source) -> LayerCall:
+    layer = GatedRMSNorm(_weight(source, HIDDEN), 1e-6, group_size=16)
+    return LayerCall(layer=layer, arguments=(_x(source), _x(source)))
+
+
+def _layer_norm(source: Source) -> LayerCall:
+    layer = LayerNorm(_weight(source, HIDDEN), _weight(source, HIDDEN), 1e-5)
+    return LayerCall(layer=layer, arguments=(_x(source),))
+
+
+def _bias_norm(source: Source) -> LayerCall:
+    layer = LayerNorm(None, _weight(source, HIDDEN), 1e-5, dtype=source.dtype)
+    return LayerCall(layer=layer, arguments=(_x(source),))
+
+
+def _activation(source: Source) -> LayerCall:
+    return LayerCall(layer=Activation("gelu_new", dtype=source.dtype), arguments=(_x(source),))
+
+
+def _gated(kind: str) -> Callable[[Source], LayerCall]:
+    def build(source: Source) -> LayerCall:
+        layer = GatedActivation(kind, width=HIDDEN // 2, dtype=source.dtype)
+        return LayerCall(layer=layer, arguments=(_x(source),))
+
+    return build
+
+
+def _linear(source: Source) -> LayerCall:
+    layer = Linear(_weight(source, WIDTH, HIDDEN), _weight(source, WIDTH))
+    return LayerCall(layer=layer, arguments=(_x(source),))
+
+
+def _transposed_linear(source: Source) -> LayerCall:
+    layer = Linear(_weight(source, HIDDEN, WIDTH), _weight(source, WIDTH), transposed=True)
+    return LayerCall(layer=layer, arguments=(_x(source),))
+
+
+def _mlp(source: Source) -> LayerCall:
+    shapes = ((WIDTH, HIDDEN), (WIDTH, HIDDEN), (HIDDEN, WIDTH))
+    gate, up, down = (Linear(_weight(source, *shape)) for shape in shapes)
+    return LayerCall(layer=GatedMLP(gate, up, down, "silu"), arguments=(_x(source),))
+
+
+def _embedding(source: Source) -> LayerCall:
+    layer = Embedding(_weight(source, VOCABULARY, HIDDEN), 6.5)
+    return LayerCall(layer=layer, arguments=(source.integers(VOCABULARY, 1, TOKENS),))
+
+
+def _lm_head(source: Source) -> LayerCall:
+    layer = LMHead(_weight(source, VOCABULARY, HIDDEN), None, 0.5, 30.0)
+    return LayerCall(layer=layer, arguments=(_x(source),))
+
+
+def _rotary(source: Source) -> LayerCall:
+    angles = 10_000.0 ** (torch.arange(0, HEAD, 2) / -HEAD)
+    layer = RotaryEmbedding(angles.to(source.device), dtype=source.dtype)
+    positions = torch.arange(TOKENS, device=source.device)[None]
+    return LayerCall(layer=layer, arguments=(_x(source), positions))
+
+
+def _qkv(source: Source) -> tuple[Tensor, ...]:
+    return tuple(source.normal(1, heads, TOKENS, HEAD) for heads in (HEADS, KV_HEADS, KV_HEADS))
+
+
+def _attention(**rule: Any) -> Callable[[Source], LayerCall]:
+    def build(source: Source) -> LayerCall:
+        layer = Attention(HEADS, KV_HEADS, HEAD, scale=HEAD**-0.5, dtype=source.dtype, **rule)
+        return LayerCall(layer=layer, arguments=_qkv(source))
+
+    return build
+
+
+def _paged(source: Source) -> LayerCall:
+    layer = Attention(HEADS, KV_HEADS, HEAD, scale=HEAD**-0.5, dtype=source.dtype)
+
+    def arrange(layer: Attention, dtype: torch.dtype, device: torch.device) -> None:
+        caches = allocate_kv_cache(6, BLOCK, KV_HEADS, HEAD, dtype=dtype, device=device)
+        layer.attach_cache(*caches)
+
+    blocks, lengths = ((4,), (2,)), (4, 3)
+    slots = [
+        table[0] * BLOCK + i for table, n in zip(blocks, lengths, strict=True) for i in range(n)
+    ]
+
+    def integers(values: Any, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=source.device)
+
+    layer.context.batch = PagedBatch(
+        slots=integers(slots, torch.int64),
+        block_tables=integers(blocks),
+        query_starts=integers((0, 4, 7)),
+        kv_lengths=integers(lengths),
+        max_query=4,
+        max_kv=4,
+    )
+    return LayerCall(layer=layer, arguments=_qkv(source), arrange=arrange)
+
+
+#: Name → how it is built; a gap names it so.
+LAYERS: dict[str, Callable[[Source], LayerCall]] = {
+    "RMSNorm": _norm,
+    "RMSNorm without weight": _plain_norm,
+    "RMSNorm.forward_add": _add_norm,
+    "GatedRMSNorm": _gated_norm,
+    "LayerNorm": _layer_norm,
+    "LayerNorm without weight": _bias_norm,
+    "Activation": _activation,
+    "GatedActivation silu": _gated("silu"),
+    "GatedActivation gelu": _gated("gelu_pytorch_tanh"),
+    "GatedActivation relu2": _gated("relu2"),
+    "Linear": _linear,
+    "Linear transposed": _transposed_linear,
+    "GatedMLP": _mlp,
+    "Embedding": _embedding,
+    "LMHead": _lm_head,
+    "RotaryEmbedding": _rotary,
+    "Attention": _attention(),
+    "Attention window": _attention(window=3, softcap=20.0),
+    "Attention paged": _paged,
+}
