@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from polysilicon.adapt.coverage import Row
+
+_NUMBER = re.compile(r"\d+\.\d+e[+-]\d+")
 
 _INTRODUCTION = """\
 # Which architectures adapt() handles
@@ -56,12 +59,11 @@ def page(rows: Sequence[Row]) -> str:
 
 
 def _commonest(rows: Sequence[Row]) -> list[str]:
-    """What stays most often: kind and reason, counted once an architecture."""
-    counted = Counter(
-        (line.partition(" ")[0], line.partition(": ")[2])
-        for row in rows
-        for line in {f"{k.partition(' ')[0]} x: {k.partition(': ')[2]}" for k in row.kept}
-    )
+    """What stays most often: kind and reason, measured numbers left out, once an architecture."""
+    counted: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        found = {(k.partition(" ")[0], k.partition(": ")[2]) for k in row.kept}
+        counted.update({(kind, _NUMBER.sub("…", reason)) for kind, reason in found})
     lines = [
         f"| {kind} | {_cell(reason)} | {count} |"
         for (kind, reason), count in counted.most_common(15)
