@@ -110,6 +110,12 @@ def test_what_is_right_in_a_mutant_passes(report: dict[str, Any]) -> None:
     )
 
 
+def test_what_could_not_be_looked_at_does_not_pass(report: dict[str, Any]) -> None:
+    outcomes = {name: test["outcome"] for name, test in _own_tests(report).items()}
+    assert outcomes[f"{VALUES}[linear.missing-float32]"] == "skipped"
+    assert outcomes[f"{VALUES}[lm_head.claims_nothing-float32]"] == "skipped"
+
+
 def test_layers_that_no_kernel_of_the_plugin_serves_are_skipped(report: dict[str, Any]) -> None:
     row = _own_tests(report)["test_layer_agrees_with_the_portable_one[RotaryEmbedding-float32]"]
     assert row["outcome"] == "skipped"

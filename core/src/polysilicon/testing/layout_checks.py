@@ -58,13 +58,21 @@ def check_layout(case: LayoutCase, torch_device: str) -> tuple[Finding, ...]:
     layout, dtype = case.layout, getattr(torch, case.dtype)
     found = []
     for sizes in _SIZES[_RANKS.get(layout.role, 2)]:
+        skipped = ""
         try:
             texts = dict(_size(layout, sizes, dtype, torch_device))
         except Exception as error:
             texts = {"round trip": f"it raised {type(error).__name__}: {error}"}
+            skipped = "it did not run"
         details = (case.dtype, "x".join(map(str, sizes)))
         found += [
-            Finding(names=(layout.name,), details=details, check=check, text=texts.get(check, ""))
+            Finding(
+                names=(layout.name,),
+                details=details,
+                check=check,
+                text=texts.get(check, ""),
+                skipped="" if check in texts else skipped,
+            )
             for check in CHECKS
         ]
     return tuple(found)

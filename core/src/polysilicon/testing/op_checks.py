@@ -80,8 +80,15 @@ def check_kernel(
             continue
         with torch.inference_mode():
             texts = _call(kernel, bound, bare, sample, expected, getattr(torch, case.dtype))
+        not_run = "it did not run" if "runs" in texts else ""
         found += [
-            Finding(names=names, details=details, check=check, text=texts.get(check, ""))
+            Finding(
+                names=names,
+                details=details,
+                check=check,
+                text=texts.get(check, ""),
+                skipped="" if check in texts else not_run,
+            )
             for check in CHECKS
         ]
     text = ""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.requirements import Requirement
 
 from polysilicon import ops
-from polysilicon.discovery import CORE, entry_points
+from polysilicon.discovery import API_MAJOR, CORE, GROUP, entry_points
 from polysilicon.plugins import gather
 from polysilicon.records import Problem
 from polysilicon.testing.findings import Finding
@@ -72,8 +72,9 @@ _SKIP = "~"
 def _module(found: Subject) -> str:
     if found.row.name == CORE:
         return "polysilicon.defaults"
-    for _, entry_point in entry_points("polysilicon.plugins.v"):
-        if entry_point.name == found.row.name:
+    group = f"{GROUP}{API_MAJOR}"
+    for _, entry_point in entry_points(group):
+        if (entry_point.group, entry_point.name) == (group, found.row.name):
             return entry_point.module
     raise AssertionError(f"{found.row.name} is active and has no entry point")
 
