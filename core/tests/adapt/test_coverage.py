@@ -80,6 +80,23 @@ def test_bfloat16_error_beyond_transformers_own_is_wrong():
     assert row.reason.startswith("bfloat16 error is")
 
 
+def float32_difference_where(name: str, moved: tuple[int, int]) -> float:
+    """The verdict on logits that are Transformers' own but at one token."""
+    config = tiny.tiny_config(name)
+    theirs = coverage_probes.plain(tiny.tiny_model(config, dtype=torch.float32))
+    ours = theirs.clone()
+    ours[moved] *= 2
+    found = coverage_probes.float32_difference({"plain": ours}, {"plain": theirs}, config)
+    return found[0]
+
+
+def test_only_tokens_where_transformers_own_model_jumps_are_left_out():
+    # Doge attends to the eight keys that score best; two nearly tie for token 9 of sequence 7.
+    assert float32_difference_where("doge", (7, 9)) == 0.0
+    assert float32_difference_where("doge", (0, 9)) > 0.1
+    assert float32_difference_where("llama", (7, 9)) > 0.1
+
+
 def test_bug_of_ours_is_failed_and_told_apart():
     row = judge("llama", "raises")
     assert row.status == "failed"
