@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -64,3 +66,14 @@ def test_mistakes_are_one_line_with_status_2(arguments: tuple[str, ...], text: s
     result = _run(*arguments)
     assert result.exit_code == 2
     assert text in result.output
+
+
+def test_check_needs_no_pytest() -> None:
+    code = (
+        "import sys; sys.modules['pytest'] = None\n"
+        "sys.argv = ['polysilicon', 'check', 'embedding']\n"
+        "from polysilicon.cli import main; main()"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "0 wrong" in ran.stdout

@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
 
 def check(
     op: Annotated[
-        list[str] | None, typer.Argument(metavar="[OP]...", help="Ops to check; all if none.")
+        list[str] | None, typer.Argument(metavar="OP", help="Ops to check; all if none.")
     ] = None,
     device: Annotated[
         str | None, typer.Option(help="cpu, or KIND:CHIP, KIND:ARCH; by default the current one.")
