@@ -76,25 +76,20 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """mypy --strict over core."""
-    install(session, "-e", "core[models,plots]", "mypy", "pytest", "hypothesis", "types-psutil")
+    install(session, "-e", "core[models]", "mypy", "pytest", "hypothesis", "types-psutil")
     session.run("mypy", "core/src", env=ENV)
 
 
 @nox.session
 def core(session: nox.Session) -> None:
     """Core's tests and the repository's own: units, engine, real tokens, architectures."""
-    install(
-        session,
-        "-e",
-        "core[models,plots]",
-        "pytest",
-        "pytest-timeout",
-        "hypothesis",
-        "peft",
-        "accelerate",
-    )
+    tools = ("pytest", "pytest-xdist", "hypothesis", "peft", "accelerate")
+    install(session, "-e", "core[models]", *tools)
     install_models(session)
-    session.run("pytest", *(session.posargs or ("core/tests", "tests")), env=ENV)
+    # A process a core with one thread each: the tests' tensors are too small to share out.
+    parallel = ("-n", str(os.cpu_count() or 1), "--dist", "loadfile")
+    args = session.posargs or (*parallel, "core/tests", "tests")
+    session.run("pytest", *args, env={**ENV, "OMP_NUM_THREADS": "1"})
 
 
 @nox.session

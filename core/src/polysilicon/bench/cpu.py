@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 import torch
 
 from polysilicon.bench.cpu_sides import Ours, Side, Transformers, Work
