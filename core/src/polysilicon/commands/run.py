@@ -29,7 +29,7 @@ def run(
         str, typer.Option(help="smollm2, gemma3-270m, a Hugging Face folder or a GGUF file.")
     ] = "smollm2",
     device: Annotated[str, typer.Option(help="As `polysilicon devices` lists it.")] = "cpu",
-    max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 128,
+    max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 256,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Keep this much probability.")] = 1.0,

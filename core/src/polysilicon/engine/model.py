@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,13 +18,14 @@ from polysilicon.prepare import prepare
 from polysilicon.selection import current_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
     from polysilicon.errors import KernelError
     from polysilicon.prepare import Row
     from polysilicon.records import Device
+    from polysilicon.selection import Binding
 
 #: Share of the free memory that the cache may take unless told how many blocks to have.
 _CACHE_SHARE = 0.25
@@ -110,8 +112,8 @@ class PagedModel:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """op → kernel → reason."""
-        return self._prepared.rows
+        """op → kernel → reason, of the ops that the paged forward calls."""
+        return tuple(row for row in self._prepared.rows if row.op in self._called)
 
     def compile(self) -> None:
         """From now on runs compiled, the whole forward in one graph a shape."""
@@ -184,11 +186,12 @@ class PagedModel:
         dense = self._logits(
             *(x.to(self.torch_device) for x in (ids[None], positions[None], positions))
         )
-        paged = [
-            self._paged_probe(ids, positions, start, end)
-            for start, end in ((0, tokens // 2), (tokens // 2, tokens))
-            if end > start
-        ]
+        with self._noting_calls():
+            paged = [
+                self._paged_probe(ids, positions, start, end)
+                for start, end in ((0, tokens // 2), (tokens // 2, tokens))
+                if end > start
+            ]
         difference = (torch.cat(paged).float() - dense.float()).abs().max().item()
         largest = dense.float().abs().max().item()
         bound = _PROBE_TOLERANCE.get(dense.dtype, _PROBE_TOLERANCE_OTHER)
@@ -198,6 +201,26 @@ class PagedModel:
                 f"without: they differ by {difference:.2e}, the largest is {largest:.2e}. "
                 "The engine cannot run this model; its own generate() still works"
             )
+
+    @contextmanager
+    def _noting_calls(self) -> Iterator[None]:
+        """Notes which ops run: a layer is bound for all its forms, the engine uses some of them."""
+        self._called: set[str] = set()
+        slots = [(self._model.get_submodule(b.layer), b) for b in self._prepared.bound]
+        for layer, bound in slots:
+            layer.bind_kernel(bound.attribute, self._noted(bound.binding))
+        try:
+            yield
+        finally:
+            for layer, bound in slots:
+                layer.bind_kernel(bound.attribute, bound.binding.fn)
+
+    def _noted(self, binding: Binding) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._called.add(binding.problem.op)
+            return binding.fn(*args, **kwargs)
+
+        return call
 
     def _paged_probe(self, ids: Tensor, positions: Tensor, start: int, end: int) -> Tensor:
         used = -(-len(ids) // self.block_size)
