@@ -165,3 +165,10 @@ def test_a_paged_forward_that_differs_is_refused(
     monkeypatch.setattr(llama.adapted.attention[0], "_paged", lambda *args: forward(*args).mul(1.5))
     with pytest.raises(AdaptError, match="gives other logits with the paged cache than without"):
         llama.engine()
+
+
+def test_the_report_lists_the_ops_that_the_engine_runs_and_no_other(llama: Case) -> None:
+    ops = {row.op for row in llama.engine().report().ops}
+    assert {"kv_store", "paged_attention", "rms_norm", "silu_and_mul", "sampling"} <= ops
+    # Bound for generate(), which keeps its own cache; the engine has no use for it.
+    assert "attention" not in ops
