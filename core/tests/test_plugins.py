@@ -242,3 +242,15 @@ def test_hook_polysilicon_kernels_may_answer_for_other_devices(install: Install)
     install("good")
     for kernels in answers().kernels.values():
         assert "silu_and_mul.acme" in [entry.record.name for entry in kernels]
+
+
+def test_deny_list_names_an_unknown_plugin(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYSILICON_DISABLE_PLUGINS", "acne")
+    with pytest.warns(PolysiliconWarning, match="DISABLE_PLUGINS names 'acne', which is not"):
+        checked()
+
+
+def test_a_wrong_value_of_strict_is_an_error(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYSILICON_STRICT", "maybe")
+    with pytest.raises(ValueError, match="POLYSILICON_STRICT is 'maybe': expected '1' or '0'"):
+        checked()

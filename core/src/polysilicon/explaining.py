@@ -121,7 +121,7 @@ def _rich_table(title: str, candidates: Sequence[Candidate]) -> RichTable:
     # A name cut short could not be pasted into POLYSILICON_DISABLE_KERNELS.
     for heading in ("kernel", "tokens", "plugin", "for", "rank"):
         shown.add_column(heading, no_wrap=True)
-    shown.add_column("reason", overflow="fold")
+    shown.add_column("reason", overflow="fold", min_width=12)
     for candidate in candidates:
         kernel = candidate.provided.record
         spans = ", ".join(span_text(span) for span in candidate.chosen) or "–"

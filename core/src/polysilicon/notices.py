@@ -16,9 +16,17 @@ _told: set[str] = set()
 
 def notice(message: str, error: type[PolysiliconError]) -> None:
     """Warns once per process; under `POLYSILICON_STRICT=1` raises `error` instead."""
-    if os.environ.get("POLYSILICON_STRICT", "") not in ("", "0"):
+    if strict():
         raise error(message)
     if message in _told:
         return
     _told.add(message)
     warnings.warn(message, PolysiliconWarning, stacklevel=3)
+
+
+def strict() -> bool:
+    """Whether `POLYSILICON_STRICT=1` turns warnings into errors."""
+    value = os.environ.get("POLYSILICON_STRICT", "0")
+    if value not in ("", "0", "1"):
+        raise ValueError(f"POLYSILICON_STRICT is {value!r}: expected '1' or '0'")
+    return value == "1"

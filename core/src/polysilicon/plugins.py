@@ -33,7 +33,7 @@ from polysilicon.discovery import (
     switched_off,
 )
 from polysilicon.errors import PluginError
-from polysilicon.notices import notice
+from polysilicon.notices import notice, strict
 from polysilicon.records import Device, Kernel, Layout, Provided
 
 if TYPE_CHECKING:
@@ -299,6 +299,15 @@ def checked() -> Answers:
     for name in named(os.environ.get("POLYSILICON_PLUGINS", "")):
         require(name)
     found = answers()
+    strict()  # a wrong value is told now, not by the first warning
+    names = {"*", *(row.name for row in found.plugins)}
+    for name in named(os.environ.get("POLYSILICON_DISABLE_PLUGINS", "")):
+        if name not in names:
+            notice(
+                f"POLYSILICON_DISABLE_PLUGINS names {name!r}, which is not installed: "
+                "`polysilicon plugins` lists what is",
+                PluginError,
+            )
     for row in found.plugins:
         if row.state in ("incompatible", "broken"):
             notice(problem_text(row), PluginError)

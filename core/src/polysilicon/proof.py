@@ -67,6 +67,7 @@ class Proof:
     def __init__(self, device: Device, table: Table) -> None:
         self._device = device
         self._table = table
+        self._off = off()
         self._file = cache_folder() / "proof-1.json"
         self._known = _read(self._file)
         self._asked: dict[str, Verdict] = {}
@@ -81,7 +82,7 @@ class Proof:
         self, provided: Provided[Kernel], problem: Problem, tokens: tuple[int, int]
     ) -> str | None:
         """The reason not to use a kernel for these tokens; None where it may serve."""
-        if provided.origin.plugin == CORE or off():
+        if provided.origin.plugin == CORE or self._off:
             return None
         key = self._key(provided, problem, tokens)
         if key not in self._asked:

@@ -234,7 +234,7 @@ def test_200_requests_with_random_cancellations_leave_the_pool_empty() -> None:
 
 @pytest.mark.parametrize("name", ["max_batch", "block_size", "num_blocks", "max_tokens_per_step"])
 def test_sizes_below_one_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} is 0: expected at least 1"):
+    with pytest.raises(ValueError, match=f"{name} is 0: expected a whole number of at least 1"):
         engine(**{name: 0})
 
 
@@ -245,3 +245,15 @@ def test_sizes_below_one_are_refused(name: str) -> None:
 def test_generate_called_wrongly_says_how(prompts: Any, params: Any, said: str) -> None:
     with pytest.raises((TypeError, ValueError), match=said):
         engine().generate(prompts, params)
+
+
+def test_a_stream_that_is_dropped_before_its_first_update_is_cancelled() -> None:
+    running = engine()
+    stream = running.stream([1, 2, 3], GREEDY)
+    del stream
+    assert not running.has_work()
+
+
+def test_a_text_in_place_of_a_model_says_to_load_it() -> None:
+    with pytest.raises(TypeError, match=r"load it first, Engine\(load\('smollm2'\)\)"):
+        Engine("smollm2")

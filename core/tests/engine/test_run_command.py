@@ -142,3 +142,11 @@ def test_bad_input_gives_one_error_and_nothing_on_standard_output(
     assert result.exit_code == 2
     assert said in result.stderr
     assert result.stdout == ""
+
+
+def test_a_device_of_the_environment_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYSILICON_DEVICE", "toaster")
+    result = run("hi")
+    assert result.exit_code == 2
+    assert "there is no device 'toaster'" in result.stderr
+    assert result.stdout == ""

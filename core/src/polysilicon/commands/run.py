@@ -28,7 +28,10 @@ def run(
     model: Annotated[
         str, typer.Option(help="smollm2, gemma3-270m, a Hugging Face folder or a GGUF file.")
     ] = "smollm2",
-    device: Annotated[str, typer.Option(help="As `polysilicon devices` lists it.")] = "cpu",
+    device: Annotated[
+        str | None,
+        typer.Option(help="As `polysilicon devices` lists it; by default the current one."),
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 256,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
@@ -102,11 +105,13 @@ def _prompts(prompt: str | None, batch: Path | None) -> list[str]:
     return [] if prompt is None else [prompt]
 
 
-def _load(model: str, device: str, dtype: str, trust_remote_code: bool, allow_pickle: bool) -> Any:
-    from polysilicon.devices import find, require_runnable
+def _load(
+    model: str, device: str | None, dtype: str, trust_remote_code: bool, allow_pickle: bool
+) -> Any:
+    from polysilicon.devices import require_runnable, resolve
     from polysilicon.loading import load
 
-    target = require_runnable(find(device))
+    target = require_runnable(resolve(device))
     return load(
         model,
         dtype=dtype,

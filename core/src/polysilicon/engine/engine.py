@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -38,7 +39,7 @@ class Engine:
     Args:
         model: what `load()` or `adapt()` gave, or a Transformers causal LM (adapted in place).
         tokenizer: needed for text prompts; a loaded model brings its own.
-        device: name of the device, as `polysilicon devices` lists it.
+        device: name of the device, as `polysilicon devices` lists it; None takes the current one.
         dtype: dtype to run in; None keeps the model's.
         max_batch: most requests in one step.
         block_size: tokens of one block of the KV cache.
@@ -57,7 +58,7 @@ class Engine:
         model: Any,
         *,
         tokenizer: Any = None,
-        device: str = "cpu",
+        device: str | None = None,
         dtype: torch.dtype | str | None = None,
         max_batch: int = 8,
         block_size: int = 16,
@@ -72,6 +73,8 @@ class Engine:
             num_blocks=num_blocks,
             max_tokens_per_step=max_tokens_per_step,
         )
+        if isinstance(model, str):
+            raise TypeError(f"model is the text {model!r}: load it first, Engine(load({model!r}))")
         if isinstance(model, Loaded):
             model, tokenizer = model.model, tokenizer or model.tokenizer
         if not isinstance(model, PagedModel):
@@ -237,7 +240,10 @@ class Engine:
             KernelError: a kernel raised while it ran.
         """
         request_id = self.add_request(prompt, params, stream=True)
-        return self._updates_of(request_id)
+        updates = self._updates_of(request_id)
+        # A generator that was never begun runs no `finally`: what that would cancel, this does.
+        weakref.finalize(updates, self._cancel_live, [request_id]).atexit = False
+        return updates
 
     def _updates_of(self, request_id: int) -> Iterator[Update]:
         try:
@@ -400,5 +406,5 @@ class Engine:
 
 def _check_sizes(**sizes: int | None) -> None:
     for name, size in sizes.items():
-        if size is not None and size < 1:
-            raise ValueError(f"{name} is {size}: expected at least 1")
+        if size is not None and not (isinstance(size, int) and size >= 1):
+            raise ValueError(f"{name} is {size!r}: expected a whole number of at least 1")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from polysilicon.adapt import Adapted, adapt
-from polysilicon.devices import find, require_runnable
+from polysilicon.devices import require_runnable, resolve
 from polysilicon.errors import AdaptError, DeviceError
 from polysilicon.layers.attention import PagedBatch, allocate_kv_cache
 from polysilicon.loading.loader import DTYPES
@@ -52,14 +52,14 @@ class PagedModel:
     def __init__(
         self,
         model: Any,
-        device: str,
+        device: str | None,
         *,
         dtype: torch.dtype | str | None,
         block_size: int,
         num_blocks: int | None,
         max_batch: int,
     ) -> None:
-        self.device: Device = require_runnable(find(device))
+        self.device: Device = require_runnable(resolve(device))
         self.torch_device = torch.device(self.device.torch_device)
         if self.torch_device.type == "cpu":
             _keep_activations_on_the_heap()
@@ -186,6 +186,11 @@ class PagedModel:
         dense = self._logits(
             *(x.to(self.torch_device) for x in (ids[None], positions[None], positions))
         )
+        if not dense.isfinite().all():
+            raise AdaptError(
+                f"{type(self._model).__name__} gives NaN or infinite logits by itself, in "
+                f"{str(self.dtype).removeprefix('torch.')}: check its weights, or run it in float32"
+            )
         with self._noting_calls():
             paged = [
                 self._paged_probe(ids, positions, start, end)

@@ -30,14 +30,18 @@ if TYPE_CHECKING:
 
 #: Longest that one `polysilicon_devices` may take, the best of a few calls.
 DETECTION_SECONDS = 0.05
-#: What a plugin module may not import: each costs seconds, or makes a device context.
-HEAVY = ("torch", "triton", "jax", "tensorflow", "transformers", "torch_spyre", "torch_xla")
+#: What importing a plugin module may bring in, beyond itself and the standard library.
+LIGHT = ("polysilicon", "pluggy", "packaging", "importlib_metadata")
+#: What detection may not import: each costs seconds. Small vendor libraries are what it is for.
+HEAVY = ("torch", "triton", "transformers")
 
 # Asked in a process of its own: this one has imported torch long ago.
 _ALONE = """
 import importlib, json, sys, time
+known = set(sys.modules)
 module = importlib.import_module(sys.argv[1])
-heavy = [name for name in json.loads(sys.argv[2]) if name in sys.modules]
+light = {*json.loads(sys.argv[2]), sys.argv[1].partition(".")[0], *sys.stdlib_module_names}
+heavy = sorted({name.partition(".")[0] for name in set(sys.modules) - known} - light)
 seconds, error = [], ""
 ask = getattr(module, "polysilicon_devices", None)
 try:
@@ -47,7 +51,7 @@ try:
         seconds.append(time.perf_counter() - begin)
 except BaseException as raised:
     error = f"{type(raised).__name__}: {raised}"
-later = [name for name in json.loads(sys.argv[2]) if name in sys.modules and name not in heavy]
+later = [name for name in json.loads(sys.argv[3]) if name in sys.modules and name not in heavy]
 print(json.dumps({"heavy": heavy, "later": later, "seconds": seconds, "error": error}))
 """
 
@@ -82,7 +86,7 @@ def _module(found: Subject) -> str:
 @functools.cache
 def _alone(module: str, environment: tuple[tuple[str, str], ...]) -> dict[str, list[str]]:
     ran = subprocess.run(
-        [sys.executable, "-c", _ALONE, module, json.dumps(HEAVY)],
+        [sys.executable, "-c", _ALONE, module, json.dumps(LIGHT), json.dumps(HEAVY)],
         capture_output=True,
         text=True,
         env=dict(environment),
