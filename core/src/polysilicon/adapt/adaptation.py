@@ -151,7 +151,7 @@ def _prove(
 
 def _report(work: Work) -> Report:
     order = {path: index for index, path in enumerate(work.modules)}
-    rows = sorted(work.rows.values(), key=lambda row: order[row.path])
+    rows = sorted(work.rows.values(), key=lambda row: (order[row.module], row.path))
     return Report(
         architecture=type(work.model).__name__,
         dtype=str(work.dtype).removeprefix("torch."),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
-from polysilicon.adapt import fusing, own_attention, structure
+from polysilicon.adapt import applying, fusing, own_attention, structure
 from polysilicon.adapt.attention import build_attention, check_mask
 from polysilicon.adapt.interface import CHILD, KNOWN, Interface, Recorder, original_function
 from polysilicon.adapt.probe import Unverified
@@ -103,6 +103,7 @@ class Attending:
                 self._attach(path, module)
             elif not structure.is_leaf(module):
                 self._attach_own(path, module)
+        applying.replace_rotations(work)
         list_attention(work, "it computes attention in its own code")
         kept = any(r.kind == "attention" and r.status == "kept" for r in work.rows.values())
         if not kept:
@@ -172,6 +173,9 @@ class Attending:
         for path, module in work.modules.items():
             if module in work.recording.attention or path in work.attention:
                 self._keep(path, reason)
+        for row in list(work.rows.values()):
+            if row.module != row.path and row.status == "replaced":
+                work.kept(row.path, row.kind, reason)
         work.attention.clear()
 
 

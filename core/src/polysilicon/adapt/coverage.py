@@ -246,7 +246,7 @@ def _kept(report: Report, reached: frozenset[str]) -> tuple[str, ...]:
     """One line for all counted modules that stayed for one reason, layer numbers starred."""
     lines: dict[str, None] = {}
     for row in report.kept:
-        if row.kind in _COUNTED and row.path in reached:
+        if row.kind in _COUNTED and row.module in reached:
             path = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", row.path)
             lines[f"{row.kind} {path}: {row.reason}"] = None
     return tuple(lines)

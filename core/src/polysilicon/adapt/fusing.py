@@ -21,7 +21,7 @@ from polysilicon.adapt.probe import (
     relative_error,
     verify,
 )
-from polysilicon.adapt.self_attention import NormPlace, Parts, RotaryForm, SelfAttention
+from polysilicon.adapt.self_attention import FORMS, NormPlace, Parts, RotaryForm, SelfAttention
 from polysilicon.layers.activation import Activation
 from polysilicon.layers.linear import Linear
 from polysilicon.layers.norm import LayerNorm, RMSNorm
@@ -38,15 +38,6 @@ if TYPE_CHECKING:
 
 #: Child that holds the one-piece form.
 CHILD = "polysilicon_self_attention"
-
-_FORMS = (
-    RotaryForm("duplicated", interleaved=False),
-    RotaryForm("repeated", interleaved=True),
-    RotaryForm("duplicated", interleaved=True),
-    RotaryForm("half", interleaved=False),
-    RotaryForm("half", interleaved=True),
-)
-
 
 #: Ratio of the largest errors of a few probes that chance explains.
 _CHANCE = 4
@@ -225,7 +216,7 @@ def _as_floats(probe: Inputs) -> Inputs:
 def _forms(seen: ModuleCall) -> tuple[RotaryForm | None, ...]:
     embeddings = seen.kwargs.get("position_embeddings")
     pair = isinstance(embeddings, (tuple, list)) and len(embeddings) == 2
-    return (*_FORMS, None) if pair else (None,)
+    return (*FORMS, None) if pair else (None,)
 
 
 def _places(parts: Parts) -> tuple[NormPlace, ...]:

@@ -35,7 +35,8 @@ class Row:
     """One module of the model.
 
     Attributes:
-        path: dotted name of the module in the model.
+        path: dotted name of the module in the model; `module:function` for a function that the
+            module's code calls.
         kind: what it computes.
         status: `replaced`, or `kept` with the reason.
         replaced_by: our layer, empty for a kept module.
@@ -51,6 +52,11 @@ class Row:
     op: str = ""
     reason: str = ""
     error: float | None = None
+
+    @property
+    def module(self) -> str:
+        """Dotted name of the module, also where the row is about a function of its code."""
+        return self.path.partition(":")[0]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,6 +43,15 @@ class RotaryForm:
         return cos, sin
 
 
+#: All forms that are tried.
+FORMS = (
+    RotaryForm("duplicated", interleaved=False),
+    RotaryForm("repeated", interleaved=True),
+    RotaryForm("duplicated", interleaved=True),
+    RotaryForm("half", interleaved=False),
+    RotaryForm("half", interleaved=True),
+)
+
 #: Where the norms of q and k stand: none, on the whole projection, on each head, or on each head
 #: after the rotation.
 NormPlace = Literal["none", "projection", "head", "rotated"]
