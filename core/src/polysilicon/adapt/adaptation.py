@@ -71,7 +71,10 @@ def adapt(model: nn.Module, *, device: str = "cpu") -> Adapted:
     """
     refuse(model)
     if _MARK in vars(model):
-        raise AdaptError("the model is adapted already: call undo() on the first result to redo it")
+        raise AdaptError(
+            "the model is adapted already: call undo() on the first result to redo it, or give "
+            "that result to Engine()"
+        )
     _check_device(model, device)
     model.eval()
     with undisturbed(model):
@@ -109,6 +112,8 @@ def _run(work: Work) -> None:
     replacing.replace_mlps(work)
     if attention is None:
         work.paged = f"the probe prompt did not run: {failure}"
+        if getattr(work.model.config, "is_encoder_decoder", False):
+            work.paged = "it is an encoder-decoder, which needs a source text besides the prompt"
         attending.list_attention(work, work.paged)
         replacing.list_rest(work)
         return
@@ -143,7 +148,9 @@ def _prove(
     if failure:
         work.keep_all(f"proved alone, but {failure}")
     if not work.attention:
-        work.paged = work.paged or "none of its attention could be adapted"
+        known = any(row.kind == "attention" for row in work.rows.values())
+        why = "none of its attention could be adapted" if known else "it has no attention"
+        work.paged = work.paged or f"{why} (the report says why of each module)"
     if not work.paged:
         layers = list(work.attention.values())
         work.paged = proof.check_paged(work.model, work.context, layers, work.dtype, bound)
