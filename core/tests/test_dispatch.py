@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from typer.testing import CliRunner
 
 from polysilicon import cli
@@ -20,7 +22,7 @@ def test_json_has_the_documented_keys() -> None:
     data = json.loads(result.stdout)
     times = ("plain", "bound", "opaque", "library", "pluggy", "method", "module", "opaque_cuts")
     assert {f"{form}_us" for form in times} <= set(data)
-    assert {"schema", "bound_ratio", "opaque_ratio"} <= set(data)
+    assert {"schema", "bound_ratio", "opaque_ratio", "import_s", "plugins_s"} <= set(data)
 
 
 def test_table_prints() -> None:
@@ -32,7 +34,8 @@ def test_traceable_bound_op_is_the_plain_function_so_its_call_costs_nothing_more
     assert dispatch.forms()["bound"] is dispatch.nothing
 
 
-def test_opaque_bound_op_costs_little_more_than_a_bare_library_op() -> None:
-    # The target is 1.1 on an idle machine (`polysilicon bench dispatch`); this one is shared.
-    ratios = [dispatch.measure(rounds=5, calls=500).ratios["opaque"] for _ in range(3)]
-    assert min(ratios) < 1.25
+def test_opaque_bound_op_is_the_library_op_itself() -> None:
+    bound = dispatch.forms()["opaque"]
+    assert bound(torch.zeros(2, 4)).numel() == 0
+    with FakeTensorMode():
+        assert bound(torch.zeros(2, 4)).shape == (0,)

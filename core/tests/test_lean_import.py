@@ -33,23 +33,19 @@ def test_import_stays_lean(code: str, banned: tuple[str, ...]) -> None:
     assert [name for name in banned if name in loaded] == []
 
 
-def test_import_takes_less_than_150_ms() -> None:
+def test_a_missing_extra_is_named_by_the_command_and_by_the_package() -> None:
     code = (
-        "import time; begin = time.perf_counter(); import polysilicon; "
-        "print(time.perf_counter() - begin)"
+        "import sys; sys.modules['transformers'] = None; sys.argv = ['polysilicon', 'run', 'hi']\n"
+        "import polysilicon\n"
+        "try: polysilicon.load\n"
+        "except ImportError as error: print(error)\n"
+        "from polysilicon.cli import main; main()"
     )
-    assert min(float(_run(code)) for _ in range(5)) < 0.15
-
-
-def test_plugins_listing_takes_less_than_half_a_second_of_work() -> None:
-    code = (
-        "import sys, time; sys.argv = ['polysilicon', 'plugins']\n"
-        "from polysilicon.cli import main\n"
-        "try: main()\n"
-        "except SystemExit: pass\n"
-        "print(); print(time.process_time())"
-    )
-    assert min(float(_run(code).splitlines()[-1]) for _ in range(3)) < 0.5
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    said = "transformers is not installed: pip install 'polysilicon[models]'"
+    assert done.returncode == 2
+    assert done.stdout.strip() == f"polysilicon.load: {said}"
+    assert done.stderr.strip() == f"error: {said}"
 
 
 def test_public_names_are_all_there() -> None:

@@ -51,11 +51,23 @@ def __getattr__(name: str) -> Any:
 
         value: Any = version("polysilicon")
     elif name in _HOME:
-        value = getattr(importlib.import_module(_HOME[name]), name)
+        value = _public(name)
     else:
         raise AttributeError(f"module 'polysilicon' has no attribute {name!r}")
     globals()[name] = value
     return value
+
+
+def _public(name: str) -> Any:
+    try:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    except ModuleNotFoundError as error:
+        from polysilicon.errors import missing_extra
+
+        told = missing_extra(error)
+        if told is None:
+            raise
+        raise ModuleNotFoundError(f"polysilicon.{name}: {told}", name=error.name) from error
 
 
 def __dir__() -> list[str]:

@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from polysilicon import commands
 from polysilicon.discovery import Refused, check_requirements, entry_points, switched_off
-from polysilicon.errors import PluginError, PolysiliconError, PolysiliconWarning
+from polysilicon.errors import PluginError, PolysiliconError, PolysiliconWarning, missing_extra
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution, EntryPoint
@@ -47,6 +47,12 @@ class _Group(TyperGroup):
             if ctx.params.get("debug"):
                 raise
             typer.secho(f"error: {error}", err=True)
+            raise typer.Exit(2) from None
+        except ModuleNotFoundError as error:
+            told = missing_extra(error)
+            if told is None or ctx.params.get("debug"):
+                raise
+            typer.secho(f"error: {told}", err=True)
             raise typer.Exit(2) from None
 
 

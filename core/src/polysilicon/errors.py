@@ -45,3 +45,18 @@ class RequestError(PolysiliconError, ValueError):
 
 class PolysiliconWarning(UserWarning):
     """Something was not used, or fell back; says what, why and what to do. Once per process."""
+
+
+#: Modules that an optional extra of this distribution brings.
+_EXTRAS = {
+    **dict.fromkeys(("transformers", "gguf", "safetensors", "jinja2", "psutil"), "models"),
+    "pytest": "testing",
+}
+
+
+def missing_extra(error: ModuleNotFoundError) -> str | None:
+    """What to install for a module that one of our extras brings; None for any other module."""
+    module = (error.name or "").partition(".")[0]
+    if module not in _EXTRAS:
+        return None
+    return f"{module} is not installed: pip install 'polysilicon[{_EXTRAS[module]}]'"

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import statistics
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,7 +24,7 @@ from polysilicon.selection import Table, bind, build_table
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from rich.table import Table as RichTable
+    from rich.console import RenderableType
     from torch import Tensor
 
     Call = Callable[[Tensor], Any]
@@ -102,6 +104,8 @@ class Result:
     """Microseconds a call by form: the fastest round, the median one, and ratios of the fastest.
 
     Whatever else runs on the machine only ever adds time: the fastest rounds compare the forms.
+    `import_s` is what `import polysilicon` takes, `plugins_s` all of `polysilicon plugins`, in
+    seconds, in fresh processes.
     """
 
     rounds: int
@@ -109,15 +113,19 @@ class Result:
     fastest: Mapping[str, float]
     median: Mapping[str, float]
     ratios: Mapping[str, float]
+    import_s: float
+    plugins_s: float
 
     def as_dict(self) -> dict[str, Any]:
         """The documented JSON of `polysilicon bench dispatch` (docs/json.md)."""
         data: dict[str, Any] = {"schema": 1, "rounds": self.rounds, "calls": self.calls}
+        data |= {"import_s": round(self.import_s, 4), "plugins_s": round(self.plugins_s, 4)}
         data |= {f"{form}_us": round(value, 4) for form, value in self.fastest.items()}
         data |= {f"{form}_median_us": round(value, 4) for form, value in self.median.items()}
         return data | {f"{form}_ratio": round(value, 3) for form, value in self.ratios.items()}
 
-    def __rich__(self) -> RichTable:
+    def __rich__(self) -> RenderableType:
+        from rich.console import Group
         from rich.table import Table as RichTable
 
         shown = RichTable("one call", "fastest µs", "median µs", "ratio")
@@ -125,7 +133,9 @@ class Result:
         for form, fastest in self.fastest.items():
             row = (f"{fastest:.3f}", f"{self.median[form]:.3f}", ratios.get(form, ""))
             shown.add_row(_TITLES[form], *row)
-        return shown
+        listing = f"polysilicon plugins: {self.plugins_s:.2f} s"
+        once = f"import polysilicon: {self.import_s:.3f} s; {listing}"
+        return Group(shown, once)
 
 
 _TITLES = {
@@ -216,7 +226,24 @@ def measure(*, rounds: int = 30, calls: int = 2000) -> Result:
         fastest=fastest,
         median={form: statistics.median(values) for form, values in times.items()},
         ratios={form: fastest[form] / fastest[base] for form, base in COMPARED.items()},
+        import_s=min(float(_fresh("-c", _IMPORT)[1]) for _ in range(3)),
+        plugins_s=min(_fresh("-m", "polysilicon", "plugins")[0] for _ in range(3)),
     )
+
+
+_IMPORT = """
+import time
+begin = time.perf_counter()
+import polysilicon
+print(time.perf_counter() - begin)
+"""
+
+
+def _fresh(*arguments: str) -> tuple[float, str]:
+    """Seconds that a Python process takes from start to end, and what it prints."""
+    begin = time.perf_counter()
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True)
+    return time.perf_counter() - begin, done.stdout
 
 
 def _time(call: Call, x: Tensor, calls: int) -> float:

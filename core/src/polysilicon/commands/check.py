@@ -76,6 +76,7 @@ def _row(entry: Provided[Kernel], dtype: str, findings: Sequence[Finding]) -> di
         "op": entry.record.op,
         "kernel": entry.record.name,
         "dtype": dtype,
+        "plugin": entry.origin.plugin,
         "origin": str(entry.origin),
         "passed": sum(states == {"passed"} for states in by_sample.values()),
         "failed": sum("failed" in states for states in by_sample.values()),
@@ -91,19 +92,22 @@ def _show(rows: list[dict[str, Any]], device: Device) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    shown = Table("op", "kernel", "dtype", "from", "passed", "skipped", "failed", "first failure")
+    shown = Table()
+    for heading in ("kernel", "dtype", "plugin", "passed", "skipped", "failed"):
+        shown.add_column(heading, no_wrap=True)
+    if any(row["failures"] for row in rows):
+        shown.add_column("first failure", overflow="fold", min_width=20)
     for row in rows:
         first = next((f"{f['check']}: {f['text']}" for f in row["failures"]), "")
         failed = f"[red]{row['failed']}[/]" if row["failed"] else "0"
         shown.add_row(
-            row["op"],
             row["kernel"],
             row["dtype"],
-            row["origin"],
+            row["plugin"],
             str(row["passed"]),
             str(row["skipped"]),
             failed,
-            escape(first),
+            *([escape(first)] if first else []),
         )
     console = Console()
     console.print(shown)
