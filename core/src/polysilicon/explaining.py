@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from polysilicon import ops, selection
-from polysilicon.records import Problem
+from polysilicon.records import MOST_TOKENS, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -100,11 +100,9 @@ def nothing_fits(
 
 
 def span_text(tokens: tuple[int, int]) -> str:
-    """`1–16`, `4`, or `≥17` where the end is open."""
+    """The range as tables show it: `all` where it leaves nothing out."""
     low, high = tokens
-    if low == high:
-        return str(low)
-    return f"{low}–{high}" if high < 1 << 20 else ("all" if low == 1 else f"≥{low}")
+    return "all" if low == 1 and high >= MOST_TOKENS else selection.span(tokens)
 
 
 def _title(problem: Problem, device: Device) -> str:

@@ -37,6 +37,10 @@ DTYPES = frozenset(
 _DTYPE_NAMES = ", ".join(sorted(DTYPES))
 
 
+#: A range of token counts that ends here has an open end.
+MOST_TOKENS = 1 << 20
+
+
 def _check_name(kind: str, name: str) -> None:
     if not isinstance(name, str) or not _NAME.match(name):
         raise RecordError(
@@ -184,7 +188,7 @@ class Problem:
 
     op: str
     dtype: str
-    tokens: tuple[int, int] = (1, 1 << 20)
+    tokens: tuple[int, int] = (1, MOST_TOKENS)
     formats: Mapping[str, Format] = field(default_factory=dict)
     facts: Mapping[str, Fact] = field(default_factory=dict)
 

@@ -20,6 +20,7 @@ from polysilicon import ops
 from polysilicon.calling import callable_for, load_kernel
 from polysilicon.errors import SelectionError
 from polysilicon.notices import notice
+from polysilicon.records import MOST_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -246,7 +247,7 @@ def _best(state: _Round, tokens: tuple[int, int]) -> Provided[Kernel] | None:
     ties = [entry for entry in fitting if order(entry) == order(first)]
     if len(ties) > 1:
         raise SelectionError(
-            f"two kernels tie for {state.problem.op} on {state.device.name} at {_span(tokens)} "
+            f"two kernels tie for {state.problem.op} on {state.device.name} at {span(tokens)} "
             "tokens: "
             + " and ".join(f"{e.record.name} ({e.origin}, rank {e.record.rank})" for e in ties)
             + f"; turn one off with POLYSILICON_DISABLE_KERNELS={ties[-1].record.name}, "
@@ -255,9 +256,10 @@ def _best(state: _Round, tokens: tuple[int, int]) -> Provided[Kernel] | None:
     return first
 
 
-def _span(tokens: tuple[int, int]) -> str:
+def span(tokens: tuple[int, int]) -> str:
+    """`1–16`, `4`, or `≥17` where the end is open."""
     low, high = tokens
-    return f"{low}" if low == high else f"{low}–{high}" if high < 1 << 20 else f"≥{low}"
+    return f"{low}" if low == high else f"{low}–{high}" if high < MOST_TOKENS else f"≥{low}"
 
 
 def _choose(

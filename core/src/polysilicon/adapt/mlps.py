@@ -51,8 +51,8 @@ class FusedGatedMLP(Layer):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., hidden] → [..., hidden]."""
-        merged = self.get_submodule(self.names[0])(x)
-        y: torch.Tensor = self.get_submodule(self.names[1])(self.gated(merged))
+        merged = getattr(self, self.names[0])(x)
+        y: torch.Tensor = getattr(self, self.names[1])(self.gated(merged))
         return y
 
 

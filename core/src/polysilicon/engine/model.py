@@ -78,11 +78,10 @@ class PagedModel:
         self.graphs: list[str] = []  # one entry a compiled graph
         self._run: Callable[..., Tensor] = self._logits
         try:
-            if adapted.report.paged or not self._layers:
-                why = adapted.report.paged or "it has no attention"
+            if adapted.report.paged:
                 raise AdaptError(
-                    f"the engine cannot run {adapted.report.architecture}: {why}. "
-                    "Its own generate() still works"
+                    f"the engine cannot run {adapted.report.architecture}: "
+                    f"{adapted.report.paged}. Its own generate() still works"
                 )
             self.num_blocks = self._allocate(num_blocks, max_batch)
             self._prepared = prepare(self._model, self.device)

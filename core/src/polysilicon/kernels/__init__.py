@@ -1,1 +1,1 @@
-
+"""Portable kernels in forms other than plain PyTorch, one folder a toolchain."""

@@ -60,5 +60,5 @@ class GatedMLP(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., hidden] → [..., hidden]."""
-        y: Tensor = self.get_submodule(self.names[2])(self.gated(self.gate_up(x)))
+        y: Tensor = getattr(self, self.names[2])(self.gated(self.gate_up(x)))
         return y
