@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from polysilicon.errors import DeviceError, KernelError, PolysiliconError, RecordError
-from polysilicon.records import DTYPES, Device, Format, Kernel, Layout, Origin, Problem
+from polysilicon.errors import DeviceError, KernelError, LayoutError, PolysiliconError, RecordError
+from polysilicon.records import DTYPES, Compiled, Device, Format, Kernel, Layout, Origin, Problem
 
 if TYPE_CHECKING:
     from polysilicon.layouts import Tiled
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DTYPES",
+    "Compiled",
     "Device",
     "DeviceError",
     "Format",
@@ -40,6 +41,7 @@ __all__ = [
     "KernelError",
     "LayerShape",
     "Layout",
+    "LayoutError",
     "Op",
     "Origin",
     "PolysiliconError",

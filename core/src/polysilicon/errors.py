@@ -31,6 +31,10 @@ class KernelError(PolysiliconError):
     """A kernel raised while it ran; names the kernel and the switch that turns it off."""
 
 
+class LayoutError(PolysiliconError, TypeError):
+    """A tensor in one layout was handed to something that takes another."""
+
+
 class LoadError(PolysiliconError):
     """A model's files are missing, damaged, or of a kind that is refused unless asked for."""
 

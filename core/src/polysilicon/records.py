@@ -236,6 +236,12 @@ class Kernel:
         deterministic: same input, same bits.
         workspace_bytes: scratch memory that it allocates for the largest call, 0 for none.
         fake: lazy target of the shape function; required for opaque kernels.
+        layouts: argument → name of the Layout in which this kernel takes it, e.g.
+            `{"weight": "acme.tiles"}`; arguments not named are plain. The callable then gets
+            the packed tensor as that argument, and its logical shape as one more keyword,
+            `<argument>_shape`.
+        offline: lazy target `(device: Device) -> Iterable[Compiled]` that compiles the kernel for a
+            device that need not be on this machine; None where there is no such compiler.
         note: one line of evidence or a limit, shown by explain().
     """
 
@@ -251,6 +257,8 @@ class Kernel:
     deterministic: bool = True
     workspace_bytes: int = 0
     fake: str | None = None
+    layouts: Mapping[str, str] = field(default_factory=dict)
+    offline: str | None = None
     note: str = ""
 
     def __post_init__(self) -> None:
@@ -275,10 +283,39 @@ class Kernel:
             )
         if self.fake is not None:
             _check_target("kernel fake", self.name, self.fake)
+        if self.offline is not None:
+            _check_target("kernel offline", self.name, self.offline)
+        for layout in self.layouts.values():
+            _check_name("kernel layout", layout)
+        object.__setattr__(self, "layouts", MappingProxyType(dict(self.layouts)))
         if self.tokens is not None and not 0 < self.tokens[0] <= self.tokens[1]:
             raise RecordError(
                 f"kernel {self.name!r} has tokens {self.tokens}: expected 0 < low <= high"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """What a compiler made of one variant of a kernel for one device, without running it.
+
+    Attributes:
+        kernel: name of the kernel.
+        variant: what this variant was compiled for, e.g. `head_size 128 bfloat16`.
+        seconds: time that the compiler took.
+        facts: what the compiler says of it: `registers`, `spills`, `shared_bytes`,
+            `matrix_instruction`, `code_bytes` …; whichever the toolchain reports.
+        problems: what a gate has against it, one sentence each; empty when it may be used.
+    """
+
+    kernel: str
+    variant: str
+    seconds: float
+    facts: Mapping[str, Fact] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_name("kernel", self.kernel)
+        object.__setattr__(self, "facts", MappingProxyType(dict(self.facts)))
 
 
 @dataclass(frozen=True, kw_only=True)
