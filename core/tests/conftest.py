@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from polysilicon import discovery, notices, selection
-from polysilicon.plugins import answers
+from polysilicon.plugins import _absent, answers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,6 +20,7 @@ PLUGINS = Path(__file__).parent / "data" / "plugins"
 def _forget() -> None:
     from polysilicon.devices import _activated, forget
 
+    _absent.clear()
     answers.cache_clear()
     selection.current_table.cache_clear()
     notices._told.clear()

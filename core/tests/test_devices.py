@@ -6,11 +6,13 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 import polysilicon
 from polysilicon.devices import current, find, require_runnable
-from polysilicon.errors import DeviceError
+from polysilicon.errors import DeviceError, PolysiliconWarning
 from polysilicon.explaining import explain
+from polysilicon.plugins import answers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,6 +75,44 @@ def test_forced_absent_device_explains_and_refuses_to_run(
         DeviceError, match=r"acme:x2 is forced and not on this machine.*acme:x1, cpu"
     ):
         require_runnable(current())
+
+
+def test_plugin_says_which_chips_it_knows(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("good")
+    with pytest.raises(DeviceError, match=r"^acme knows no chip x0: there are acme:x1 and acme:x2"):
+        explain("silu_and_mul", device="acme:x0")
+    assert find("acme:x1").present  # the wrong name did no harm
+    monkeypatch.setenv("POLYSILICON_DEVICE", "acme:x0")
+    answers.cache_clear()
+    with pytest.raises(DeviceError, match="acme knows no chip x0"):
+        current()
+
+
+def test_absent_chip_is_found_by_its_name_alone(install: Install) -> None:
+    install("good")
+    explanation = explain("silu_and_mul", device="acme:x2")
+    assert not explanation.device.present
+    assert current().name == "acme:x1"
+    assert [device.name for device in polysilicon.devices()] == ["acme:x1", "acme:x2", "cpu"]
+    with pytest.raises(DeviceError, match="acme:x2 is forced and not on this machine"):
+        polysilicon.prepare(torch.nn.Linear(2, 2), "acme:x2")
+
+
+def test_device_error_that_nobody_asked_for_breaks_only_the_plugin(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("good")
+    import acme_good
+
+    def unasked() -> None:
+        raise DeviceError("no driver")
+
+    monkeypatch.setattr(acme_good.polysilicon_devices, "__code__", unasked.__code__)
+    monkeypatch.setitem(acme_good.__dict__, "DeviceError", DeviceError)
+    with pytest.warns(PolysiliconWarning, match="raised a DeviceError unasked"):
+        assert [device.name for device in polysilicon.devices()] == ["cpu"]
 
 
 def test_forced_device_that_no_plugin_knows_is_an_error(

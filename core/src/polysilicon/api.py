@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -70,9 +71,16 @@ _LAZY = {
 }
 
 
+#: Set while core asks for a device by a name that somebody gave, instead of the environment's.
+_asked_for: ContextVar[str | None] = ContextVar("polysilicon_asked_for", default=None)
+
+
 def forced_device() -> str | None:
-    """The device that `POLYSILICON_DEVICE` forces, e.g. `acme:a1`; None where it is not set."""
-    return os.environ.get("POLYSILICON_DEVICE") or None
+    """The device that is asked for by name, present or not, e.g. `acme:a1`; None where none is.
+
+    `POLYSILICON_DEVICE` asks for one, and so does naming an absent chip to `explain` or `compile`.
+    """
+    return _asked_for.get() or os.environ.get("POLYSILICON_DEVICE") or None
 
 
 def __getattr__(name: str) -> Any:

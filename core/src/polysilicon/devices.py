@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 from polysilicon import selection
 from polysilicon.api import forced_device
 from polysilicon.errors import DeviceError
-from polysilicon.plugins import plugins, require
+from polysilicon.plugins import ask_for, plugins, require
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from polysilicon.records import Device
     from polysilicon.selection import Table
 
@@ -32,17 +34,24 @@ def devices() -> tuple[Device, ...]:
 def find(name: str, table: Table | None = None) -> Device:
     """The device that `name` means: its name, kind (`acme`) or kind and arch (`acme:a1`).
 
+    A chip that is not here, but that its plugin knows, comes as an absent device: it explains and
+    compiles, and refuses to run.
+
     Raises:
         PluginError: the plugin of that name is installed, but not active.
         DeviceError: no such device; lists those that there are.
     """
     known = (table or selection.current_table()).devices
-    for device in known:
-        if name in (device.name, device.kind, f"{device.kind}:{device.arch}"):
-            return device
+    if found := _named(name, known):
+        return found
     kind = name.partition(":")[0]
     if table is None and any(row.name == kind for row in plugins()):
         require(kind)
+        ask_for(name)
+        selection.current_table.cache_clear()
+        known = selection.current_table().devices
+        if found := _named(name, known):
+            return found
     names = [device.name for device in known]
     close = difflib.get_close_matches(name, names)
     hint = f" (did you mean {close[0]}?)" if close else ""
@@ -50,6 +59,11 @@ def find(name: str, table: Table | None = None) -> Device:
         f"there is no device {name!r} here{hint}: the devices are {', '.join(names)}; "
         f"another chip needs its plugin (`polysilicon plugins` lists what is installed)"
     )
+
+
+def _named(name: str, known: Sequence[Device]) -> Device | None:
+    forms = ((d, (d.name, d.kind, f"{d.kind}:{d.arch}")) for d in known)
+    return next((device for device, names in forms if name in names), None)
 
 
 def use(name: str) -> Device:
@@ -121,7 +135,7 @@ def require_runnable(device: Device) -> Device:
     present = ", ".join(other.name for other in devices() if other.present)
     raise DeviceError(
         f"device {device.name} is forced and not on this machine: explain and compile work, "
-        f"running doesn't. Present are {present}; unset POLYSILICON_DEVICE or name one of them"
+        f"running doesn't. Present are {present}: name one of them instead"
     )
 
 

@@ -30,7 +30,8 @@ def polysilicon_devices() -> Iterable[Device]:
     return nothing (not raise) where the chip is absent. Equal chips are one record. When
     `polysilicon.api.forced_device()` names a device of this plugin's kind that is absent, the
     answer also holds a record for it with `present=False`: it explains and compiles, and core
-    refuses to run on it.
+    refuses to run on it. Where the name is of this plugin's kind and no chip that it knows, raise
+    `DeviceError` with the names that there are: core hands it to the user.
 
     Returns:
         Device records, the preferred one first. `None` or an empty list means none.

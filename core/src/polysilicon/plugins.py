@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from polysilicon import hookspecs
+from polysilicon.api import _asked_for, forced_device
 from polysilicon.discovery import (
     API_MAJOR,
     CORE,
@@ -32,7 +33,7 @@ from polysilicon.discovery import (
     refuse_same_names,
     switched_off,
 )
-from polysilicon.errors import PluginError
+from polysilicon.errors import DeviceError, PluginError
 from polysilicon.notices import notice, strict
 from polysilicon.records import Device, Kernel, Layout, Provided
 
@@ -162,6 +163,10 @@ class _Asking:
         caller = self._manager.subset_hook_caller(hook, remove_plugins=others)
         try:
             records = [record for answer in caller(**arguments) for record in answer]
+        except DeviceError:
+            if forced_device() is None:
+                raise Refused("broken", f"{hook} raised a DeviceError unasked", report) from None
+            raise  # the plugin says what is wrong with the name that the user gave
         except (Exception, SystemExit) as error:
             raise Refused("broken", f"{hook} raised {_short(error)}", report) from error
         names: set[str] = set()
@@ -196,8 +201,11 @@ def _refuse_conflicts(answers: Iterable[tuple[Plugin, Provided[Any]]]) -> None:
                 )
 
 
-def gather() -> Answers:
-    """Finds, checks, loads and asks all plugins, now; `answers()` is the cached form."""
+def gather(absent: Iterable[str] = ()) -> Answers:
+    """Finds, checks, loads and asks all plugins, now; `answers()` is the cached form.
+
+    `absent` names further devices to ask for, as `POLYSILICON_DEVICE` would.
+    """
     plugins = sorted(installed(), key=lambda p: (p.status.name, p.status.distribution))
     for plugin in plugins:
         if off := switched_off(plugin.status.name):
@@ -215,11 +223,26 @@ def gather() -> Answers:
     core = Plugin(row)
     _load(manager, core)
     plugins.append(core)
-    return _ask_all(_Asking(manager, plugins), plugins)
+    return _ask_all(_Asking(manager, plugins), plugins, absent)
 
 
-def _ask_all(asking: _Asking, plugins: list[Plugin]) -> Answers:
-    devices = asking.ask("polysilicon_devices", Device)
+def _ask_devices(asking: _Asking, absent: Iterable[str]) -> list[tuple[Plugin, Provided[Device]]]:
+    """The devices here and the one that the environment forces, then those asked for by name."""
+    found = asking.ask("polysilicon_devices", Device)
+    for name in absent:
+        token = _asked_for.set(name)
+        try:
+            more = asking.ask("polysilicon_devices", Device)
+        finally:
+            _asked_for.reset(token)
+        known = {provided.record.name for _, provided in found}
+        found += [answer for answer in more if answer[1].record.name not in known]
+    # Core's own cpu stays the last: the first device of a listing is the preferred one.
+    return sorted(found, key=lambda answer: answer[0].entry_point is None)
+
+
+def _ask_all(asking: _Asking, plugins: list[Plugin], absent: Iterable[str]) -> Answers:
+    devices = _ask_devices(asking, absent)
     _refuse_conflicts(devices)
     layouts, kernels = {}, {}
     for plugin, provided in devices:
@@ -240,10 +263,31 @@ def _ask_all(asking: _Asking, plugins: list[Plugin]) -> Answers:
     )
 
 
+#: Absent devices that were asked for by name in this process.
+_absent: list[str] = []
+
+
 @functools.cache
 def answers() -> Answers:
     """What all plugins answered, asked once per process. `answers.cache_clear()` asks anew."""
-    return gather()
+    return gather(_absent)
+
+
+def ask_for(name: str) -> None:
+    """Asks the plugins anew, for the device `name` too; `answers()` then holds it if one knows it.
+
+    Raises:
+        DeviceError: the plugin of that kind knows no such chip.
+    """
+    if name in _absent:
+        return
+    _absent.append(name)
+    answers.cache_clear()
+    try:
+        answers()
+    except DeviceError:
+        _absent.remove(name)
+        raise
 
 
 # --- what the user sees ------------------------------------------------------------------------

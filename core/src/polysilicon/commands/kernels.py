@@ -30,7 +30,8 @@ def kernels(
 
     if op is not None and op not in NAMES:
         raise ValueError(f"there is no op {op!r}: one of {', '.join(NAMES)}")
-    table, found = current_table(), resolve(device)
+    found = resolve(device)
+    table = current_table()  # after resolve: a chip that isn't here is asked for by its name
     rows = [
         _row(entry, entry.record.name in table.disabled, entry.record.op in NAMES)
         for entry in table.kernels[found.name]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polysilicon.api import Device, Kernel, Layout, forced_device, hookimpl
+from polysilicon.api import Device, DeviceError, Kernel, Layout, forced_device, hookimpl
 
 NAMES = {"acme:x1": "a1", "acme:x2": "a2"}
 activations = []
@@ -13,6 +13,8 @@ def polysilicon_devices():
     found = [Device(name="acme:x1", kind="acme", arch="a1", activate="acme_good:activate")]
     if forced_device() == "acme:x2":
         found.append(Device(name="acme:x2", kind="acme", arch="a2", present=False))
+    elif forced_device() == "acme:x0":
+        raise DeviceError("acme knows no chip x0: there are acme:x1 and acme:x2")
     return found
 
 
