@@ -76,14 +76,17 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """mypy --strict over core."""
-    install(session, "-e", "core[models]", "mypy", "pytest", "hypothesis", "types-psutil")
+    tools = ("mypy", "pytest", "hypothesis", "types-psutil", "ruff", "uv")
+    install(session, "-e", "core[models]", *tools)
     session.run("mypy", "core/src", env=ENV)
+    # The package that `polysilicon new-plugin` writes is held to the same.
+    session.run("pytest", "-q", "core/tests/test_new_plugin.py", "-k", "types or lints", env=ENV)
 
 
 @nox.session
 def core(session: nox.Session) -> None:
     """Core's tests and the repository's own: units, engine, real tokens, architectures."""
-    tools = ("pytest", "pytest-xdist", "hypothesis", "peft", "accelerate")
+    tools = ("pytest", "pytest-xdist", "hypothesis", "peft", "accelerate", "uv")
     install(session, "-e", "core[models]", *tools)
     install_models(session)
     # A process a core with one thread each: the tests' tensors are too small to share out.

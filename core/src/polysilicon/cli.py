@@ -128,8 +128,9 @@ def build(first: str | None = None) -> typer.Typer:
             raise typer.Exit
 
     names = [module.name for module in pkgutil.iter_modules(commands.__path__)]
-    if first in names:
-        names = [name for name in names if name == first or name.startswith(f"{first}_")]
+    module = (first or "").replace("-", "_")  # the command `new-plugin` is in `new_plugin`
+    if module in names:
+        names = [name for name in names if name == module or name.startswith(f"{module}_")]
     for name in names:
         importlib.import_module(f"polysilicon.commands.{name}").register(app)
     return app

@@ -1,0 +1,34 @@
+"""`polysilicon new-plugin NAME`: a vendor's package that passes the conformance suite as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(new_plugin)
+
+
+def new_plugin(
+    name: Annotated[str, typer.Argument(help="The vendor, e.g. acme: lower-case letters, digits.")],
+    folder: Annotated[
+        Path, typer.Option("--dir", help="Where the package's folder is made.")
+    ] = Path(),
+) -> None:
+    """Writes the package `polysilicon-NAME`: detection, a layout, a kernel, tests.
+
+    Its made-up chip is simulated on the CPU, so that the conformance suite passes at once.
+    """
+    from polysilicon.scaffold import write_plugin
+
+    package = write_plugin(name, folder)
+    files = sum(path.is_file() for path in package.rglob("*"))
+    typer.echo(f"wrote {package}: {files} files. Next:")
+    typer.echo(f"  pip install -e '{package}[test]'")
+    typer.echo(f"  pytest {package}")
+    typer.echo(f"  polysilicon explain rms_norm --device {name}:sim")
+    typer.echo("docs/write-a-plugin.md goes on from here.")

@@ -1,0 +1,1 @@
+"""Polysilicon on Acme chips; core finds the module `plugin` by its entry point."""

@@ -1,0 +1,16 @@
+"""What the conformance suite can't know of the kernel: which problems it leaves to others."""
+
+from __future__ import annotations
+
+import pytest
+from polysilicon.api import Problem
+
+from polysilicon_acme.plugin import KERNELS
+
+
+@pytest.mark.parametrize(("hidden", "serves"), [(4096, True), (1 << 18, True), (300_000, False)])
+def test_row_must_fit_the_scratchpad(hidden: int, serves: bool) -> None:
+    (kernel,) = (kernel for kernel in KERNELS if kernel.op == "rms_norm")
+    assert kernel.supports is not None
+    reason = kernel.supports(Problem(op="rms_norm", dtype="float32", facts={"hidden": hidden}))
+    assert (reason is None) == serves
