@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from scripts import ROOT, script
 
 from polysilicon import hookspecs
 from polysilicon.records import Device, Kernel, Layout
 
-if TYPE_CHECKING:
-    from types import ModuleType
-
-ROOT = Path(__file__).parents[2]
-
-
-def _generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generate_hooks", ROOT / "docs/generate_hooks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-HOOKS: list[str] = list(_generator().hooks())
+GENERATOR = script("generate_hooks")
+HOOKS: list[str] = list(GENERATOR.hooks())
 
 
 def test_page_is_current() -> None:
-    generator = _generator()
-    assert generator.PAGE.read_text() == generator.render(), "run python docs/generate_hooks.py"
+    assert GENERATOR.PAGE.read_text() == GENERATOR.render(), "run python docs/generate_hooks.py"
 
 
 @pytest.mark.parametrize("name", HOOKS)

@@ -28,6 +28,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """A report is of one process: findings of parallel workers stay in theirs."""
+    # Named in a test module instead of conftest.py, the plugin comes too late to add an option.
+    if config.getoption("--polysilicon-report", None) and config.getoption("numprocesses", None):
+        raise pytest.UsageError("--polysilicon-report needs one process: leave out -n")
+
+
 def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> None:
     """Remembers the suites, for the report."""
     found = {
@@ -71,7 +78,6 @@ def _reason(report: pytest.TestReport) -> str:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Writes the report, if it was asked for."""
-    # Named in a test module instead of conftest.py, the plugin comes too late to add an option.
     file: Path | None = session.config.getoption("--polysilicon-report", None)
     if file is not None:
         suites = session.config.stash.get(_suites, {})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+from importlib import metadata
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from polysilicon.discovery import core_version
@@ -31,10 +33,20 @@ def as_report(suites: Mapping[str, type[Suite]], outcomes: Sequence[Outcome]) ->
     for outcome in outcomes:
         totals[outcome["outcome"]] += 1
     rows = [_suite(name, suite, outcomes) for name, suite in suites.items()]
-    return {"schema": 1, "core": core_version(), "totals": totals, "suites": rows}
+    return {
+        "schema": 1,
+        "core": core_version(),
+        "torch": metadata.version("torch"),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "totals": totals,
+        "suites": rows,
+    }
 
 
 def _suite(name: str, suite: type[Suite], outcomes: Iterable[Outcome]) -> dict[str, Any]:
+    from polysilicon.testing.op_checks import op_cases  # imports torch
+
     try:
         found = subject(suite)
     except PolysiliconError as error:
@@ -47,7 +59,13 @@ def _suite(name: str, suite: type[Suite], outcomes: Iterable[Outcome]) -> dict[s
             "version": found.row.version,
             "device": None if device is None else device.name,
             "simulated": device is not None and (device.simulated or not device.present),
+            "how": found.how,
+            "why_not": found.why_not,
             "torch_device": found.torch_device,
+            "kernels": [
+                {"op": case.kernel.op, "kernel": case.kernel.name, "dtype": case.dtype}
+                for case in op_cases(found.kernels)
+            ],
         }
     gaps = gaps_of(suite.gaps)
     cases = [case_row(case, looked, gaps) for case, looked in suite.looked_at.items()]
@@ -56,13 +74,19 @@ def _suite(name: str, suite: type[Suite], outcomes: Iterable[Outcome]) -> dict[s
         for o in outcomes
         if o["suite"] == name
     ]
-    return {"suite": name, **about, "cases": cases, "tests": tests}
+    return {"suite": name, "kind": _kind(suite), **about, "cases": cases, "tests": tests}
+
+
+def _kind(suite: type[Suite]) -> str:
+    """Which of the four suites a vendor's class is."""
+    ours = (base for base in suite.__mro__ if base.__module__.startswith("polysilicon.testing."))
+    return next(ours).__name__
 
 
 def case_row(case: str, findings: Sequence[Finding], gaps: Sequence[Gap]) -> dict[str, Any]:
     """One case: the names that gaps may call it, how many findings of each kind, what failed."""
-    failed = [finding for finding in findings if finding.text]
-    known = [finding for finding in failed if gap_for(finding, gaps)]
+    failed = [(finding, gap_for(finding, gaps)) for finding in findings if finding.text]
+    known = [finding for finding, gap in failed if gap is not None]
     return {
         "case": case,
         "names": list(findings[0].names),
@@ -71,7 +95,13 @@ def case_row(case: str, findings: Sequence[Finding], gaps: Sequence[Gap]) -> dic
         "gaps": len(known),
         "failed": len(failed) - len(known),
         "failures": [
-            {"check": f.check, "details": list(f.details), "text": f.text, "gap": f in known}
-            for f in failed
+            {
+                "check": finding.check,
+                "details": list(finding.details),
+                "text": finding.text,
+                "gap": gap is not None,
+                "reason": "" if gap is None else gap.reason,
+            }
+            for finding, gap in failed
         ],
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from polysilicon import selection
 from polysilicon.calling import load_target
@@ -57,6 +57,16 @@ class Subject:
     device: Device | None
     torch_device: str
     why_not: str
+
+    @property
+    def how(self) -> Literal["device", "simulator", "interpreter", "not run"]:
+        """What the kernels run on: results of anything but the device are labelled so."""
+        if self.device is None or self.why_not:
+            return "not run"
+        if self.device.simulated:
+            return "simulator"
+        on_it = self.device.present and self.torch_device == self.device.torch_device
+        return "device" if on_it else "interpreter"
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
