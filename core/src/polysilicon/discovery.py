@@ -114,10 +114,18 @@ def switched_off(name: str) -> Refused | None:
     """Why the environment turns a plugin off; None where it doesn't."""
     only = os.environ.get("POLYSILICON_PLUGINS")
     if only is not None and name not in named(only):
-        return Refused("disabled", f"POLYSILICON_PLUGINS={only} does not name it")
+        return Refused(
+            "disabled",
+            f"POLYSILICON_PLUGINS={only} does not name it",
+            f"add {name} to POLYSILICON_PLUGINS, or unset it",
+        )
     off = os.environ.get("POLYSILICON_DISABLE_PLUGINS", "")
     if name in named(off) or "*" in named(off):
-        return Refused("disabled", f"POLYSILICON_DISABLE_PLUGINS={off} names it")
+        return Refused(
+            "disabled",
+            f"POLYSILICON_DISABLE_PLUGINS={off} names it",
+            f"take {name if name in named(off) else '*'} out of POLYSILICON_DISABLE_PLUGINS",
+        )
     return None
 
 
@@ -190,6 +198,6 @@ def refuse_same_names(plugins: list[Plugin]) -> None:
         taken = f"both {whose} register" if len(same) > 1 else f"{whose} registers"
         whole = f"{taken} a plugin named {name!r}" + (", core's own name" if name == CORE else "")
         # Which of them was meant is not core's to guess: none is used.
-        remedy = f"pip uninstall {' or '.join(plugin.status.distribution for plugin in same)}"
+        remedy = ", or ".join(f"pip uninstall {plugin.status.distribution}" for plugin in same)
         for plugin in same:
             plugin.refuse(Refused("broken", whole, remedy))

@@ -67,6 +67,9 @@ def _load(manager: pluggy.PluginManager, plugin: Plugin) -> None:
         module = importlib.import_module("polysilicon.defaults")
         if plugin.entry_point is not None:
             module = plugin.entry_point.load()
+    except ImportError as error:  # most often a dependency that was removed, or never came
+        remedy = f"pip install --upgrade {row.distribution}, or {report}"
+        raise Refused("broken", f"importing it failed: {_short(error)}", remedy) from error
     except (Exception, SystemExit) as error:
         raise Refused("broken", f"importing it failed: {_short(error)}", report) from error
     _check_marks(module, row.name)
