@@ -23,18 +23,27 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from polysilicon.errors import DeviceError, KernelError, LayoutError, PolysiliconError, RecordError
+from polysilicon.errors import (
+    DeviceError,
+    KernelError,
+    LayoutError,
+    PolysiliconError,
+    RecordError,
+    ToolchainError,
+)
 from polysilicon.records import DTYPES, Compiled, Device, Format, Kernel, Layout, Origin, Problem
 
 if TYPE_CHECKING:
     from polysilicon.layouts import Tiled
     from polysilicon.loading import LayerShape, model_shapes
+    from polysilicon.offline.triton import CompiledTriton, compile_triton
     from polysilicon.opaque import register_opaque
     from polysilicon.ops.contract import Op, Sample, tolerance
 
 __all__ = [
     "DTYPES",
     "Compiled",
+    "CompiledTriton",
     "Device",
     "DeviceError",
     "Format",
@@ -50,6 +59,8 @@ __all__ = [
     "RecordError",
     "Sample",
     "Tiled",
+    "ToolchainError",
+    "compile_triton",
     "forced_device",
     "hookimpl",
     "model_shapes",
@@ -61,10 +72,12 @@ hookimpl = pluggy.HookimplMarker("polysilicon")
 
 #: Names that need torch or a model's config, imported at first use.
 _LAZY = {
+    "CompiledTriton": "polysilicon.offline.triton",
     "LayerShape": "polysilicon.loading",
     "Op": "polysilicon.ops.contract",
     "Sample": "polysilicon.ops.contract",
     "Tiled": "polysilicon.layouts",
+    "compile_triton": "polysilicon.offline.triton",
     "model_shapes": "polysilicon.loading",
     "register_opaque": "polysilicon.opaque",
     "tolerance": "polysilicon.ops.contract",

@@ -35,6 +35,10 @@ class LayoutError(PolysiliconError, TypeError):
     """A tensor in one layout was handed to something that takes another."""
 
 
+class ToolchainError(PolysiliconError):
+    """A compiler or interpreter that a kernel needs is missing, or of an unsupported version."""
+
+
 class LoadError(PolysiliconError):
     """A model's files are missing, damaged, or of a kind that is refused unless asked for."""
 
