@@ -33,7 +33,7 @@ devices, layouts and kernels are unique over all plugins; two plugins with one n
 refused, by name.
 A hook may take fewer arguments than listed here. A hook that this core doesn't know is an
 error, unless it is marked `@hookimpl(optionalhook=True)`. Wrappers are refused.
-The records are documented in `polysilicon.api`.
+[write-a-plugin.md](write-a-plugin.md) is a tutorial; [records.md](records.md) has the records.
 """
 
 

@@ -147,7 +147,7 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """How the numbers of one operand are stored (design 6); quantisation is data, not a flag.
+    """How the numbers of one operand are stored; quantisation is data, not a flag.
 
     Attributes:
         dtype: storage dtype by torch's name. "fp8" alone is refused: e4m3fn and e4m3fnuz differ.
@@ -320,7 +320,13 @@ class Compiled:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Which plugin, of which distribution, a record came from; stamped on by core."""
+    """Which plugin, of which distribution, a record came from; stamped on by core.
+
+    Attributes:
+        plugin: name of the plugin's entry point.
+        distribution: name of the distribution that declares it.
+        version: of the distribution.
+    """
 
     plugin: str
     distribution: str

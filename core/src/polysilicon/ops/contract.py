@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One call of an op: keyword arguments and a name that says what is special about it."""
+    """One call of an op.
+
+    Attributes:
+        name: says what is special about this call, e.g. `tokens 17`.
+        kwargs: the arguments by name.
+    """
 
     name: str
     kwargs: Mapping[str, Any]
@@ -46,6 +51,7 @@ class Op:
         results: dtype of each result: `input` (that of the sample) or a torch dtype's name.
         contiguous: results are contiguous whenever all tensor arguments are.
         source: paper, specification or documentation that defines the op.
+        dtypes: of the activations with which kernels are tested.
     """
 
     name: str
