@@ -1,0 +1,1 @@
+"""Polysilicon on IBM Spyre; core finds the module `plugin` by its entry point."""
