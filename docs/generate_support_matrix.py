@@ -41,12 +41,18 @@ A *gap* is a known failure, with its reason. What is not listed was not tried.
 
 Row = dict[str, Any]
 
+DTYPES = ("float32", "bfloat16", "float16")
+
 
 # --- results from reports ----------------------------------------------------------------------
 
 
 def results_of(report: Row) -> list[Row]:
-    """One run for each device that a report of the conformance suite tested."""
+    """One run for each device of each plugin that a report speaks of."""
+    return _tested(report) if "suites" in report else _compiled(report)
+
+
+def _tested(report: Row) -> list[Row]:
     runs: dict[tuple[str, str, str], Row] = {}
     for suite in report["suites"]:
         if "error" in suite or suite["device"] is None:
@@ -87,6 +93,28 @@ def _kernel(suite: Row, kernel: Row) -> Row:
     gaps = sorted({failure["reason"] for failure in case["failures"] if failure["gap"]})
     result = "fails" if case["failed"] else "gap" if gaps else "passes"
     return {**kernel, "result": result, "reasons": gaps}
+
+
+#: Stands for all dtypes, of a kernel whose compiled variants name none.
+ANY = "any"
+
+
+def _compiled(report: Row) -> list[Row]:
+    """What `polysilicon compile` made, by plugin."""
+    runs: dict[str, Row] = {}
+    for made in report["kernels"]:
+        new = {"plugin": made["plugin"], "device": report["device"], "how": "compiled"}
+        new |= {"origin": made["origin"], "suites": {}, "kernels": []}
+        rows = runs.setdefault(made["plugin"], new)["kernels"]
+        for dtype in [d for d in DTYPES if d in made["variant"].split()] or [ANY]:
+            name = {"op": made["op"], "kernel": made["kernel"], "dtype": dtype}
+            row = next((row for row in rows if row.items() >= name.items()), None)
+            if row is None:
+                rows.append(row := {**name, "result": "compiles", "reasons": []})
+            if made["problems"]:
+                row["result"] = "fails"
+                row["reasons"] += made["problems"]
+    return [*runs.values()]
 
 
 # --- committed results -------------------------------------------------------------------------
@@ -154,11 +182,15 @@ def _section(plugin: str, runs: list[Row]) -> str:
     table = [["op", "kernel", "dtypes", *columns]]
     cells = [{(r["op"], r["kernel"], r["dtype"]): _text(r) for r in run["kernels"]} for run in runs]
     names = [*dict.fromkeys(key for column in cells for key in column)]
+    known = {(op, kernel) for op, kernel, dtype in names if dtype != ANY}
+    names = [key for key in names if key[2] != ANY or key[:2] not in known]
     ops = [op for op, _, _ in names]
     names.sort(key=lambda key: ops.index(key[0]))  # an op's kernels together
     by_kernel: dict[tuple[str, ...], list[str]] = {}
     for op, kernel, dtype in names:
-        texts = [column.get((op, kernel, dtype), "–") for column in cells]
+        texts = [
+            column.get((op, kernel, dtype), column.get((op, kernel, ANY), "–")) for column in cells
+        ]
         by_kernel.setdefault((op, kernel, *texts), []).append(dtype)
     for (op, kernel, *texts), dtypes in by_kernel.items():
         table.append([f"`{op}`", f"`{kernel}`", ", ".join(dtypes), *texts])
@@ -181,12 +213,15 @@ def _text(row: Row) -> str:
 
 def _told(run: Row) -> str:
     """Versions, and the suites that judge more than single kernels."""
+    head = f"{run['device']}, {HOW[run['how']]}"
+    if run["how"] == "compiled":
+        return f"{head}: {run['origin']}"
     suites = (f"{kind} {text}" for kind, text in run["suites"].items() if kind != "OpSuite")
     versions = f"polysilicon {run['core']}"
     if run["plugin"] != "core":
         versions = f"polysilicon-{run['plugin']} {run['version']}, {versions}"
     versions += f", torch {run['torch']}, Python {run['python']}, {run['system']}"
-    return f"{run['device']}, {HOW[run['how']]}: {', '.join(suites)}; {versions}"
+    return f"{head}: {', '.join(suites)}; {versions}"
 
 
 def render_short(runs: list[Row]) -> str:
@@ -195,6 +230,7 @@ def render_short(runs: list[Row]) -> str:
     for run in runs:
         counts = Counter(row["result"] for row in run["kernels"])
         words = {"passes": "pass", "gap": "known gap", "fails": "fail", "not run": "not run"}
+        words |= {"compiles": "compile"}
         told = ", ".join(f"{counts[key]} {word}" for key, word in words.items() if counts[key])
         table.append([run["plugin"], f"`{run['device']}`", HOW[run["how"]], told or "none"])
     return _markdown(table)

@@ -71,6 +71,33 @@ def test_short_table_counts() -> None:
     assert told == "| acme | `acme:x1` | simulator | 2 pass, 1 known gap |"
 
 
+def _compiled(*problems: str) -> dict[str, Any]:
+    """What `polysilicon compile --json` says of two variants of one kernel."""
+    made = {"op": "linear", "kernel": "linear.acme", "plugin": "acme", "origin": "acme 1.2"}
+    variants = [
+        {**made, "variant": "width 64 bfloat16", "problems": []},
+        {**made, "variant": "width 128 float16", "problems": list(problems)},
+    ]
+    return {"schema": 1, "device": "acme:x2", "kernels": variants}
+
+
+def test_what_was_only_compiled_stands_beside_what_ran() -> None:
+    runs = [*MATRIX.results_of(_report()), *MATRIX.results_of(_compiled("spills"))]
+    rows = MATRIX.render_page(runs).splitlines()
+    assert "| op | kernel | dtypes | acme:x1, simulator | acme:x2, compiled |" in rows
+    assert "| `linear` | `linear.acme` | float32 | passes | – |" in rows
+    assert "| `linear` | `linear.acme` | float16 | passes | fails (spills) |" in rows
+    assert "| `linear` | `linear.acme` | bfloat16 | – | compiles |" in rows
+
+
+def test_variants_that_name_no_dtype_speak_for_all() -> None:
+    report = _compiled()
+    report["kernels"] = [{**report["kernels"][0], "variant": "width 64"}]
+    runs = [*MATRIX.results_of(_report()), *MATRIX.results_of(report)]
+    rows = MATRIX.render_page(runs).splitlines()
+    assert "| `linear` | `linear.acme` | float32, float16 | passes | compiles |" in rows
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder of committed results."""

@@ -64,7 +64,7 @@ def _forced(name: str) -> Device:
     hint = f" (did you mean {KIND}:{close[0]}?)" if close else ""
     forms = ", ".join(f"{KIND}:{form}" for form in known)
     came = f"there is no chip {KIND}:{name}{hint}" if name else f"there is no {KIND} chip here"
-    raise DeviceError(f"{came}: set POLYSILICON_DEVICE to one of {forms}")
+    raise DeviceError(f"{came}: name one of {forms}")
 
 
 def _record(name: str, chip: Chip, *, present: bool = True, simulated: bool = False) -> Device:
