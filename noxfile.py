@@ -115,10 +115,16 @@ def made(session: nox.Session, make: Callable[[], Path]) -> Path:
         session.error(str(error))
 
 
-def test_tools(folder: Path) -> tuple[str, ...]:
-    """What a plugin's tests need: the group `test` of the pyproject.toml in its folder."""
-    groups = nox.project.load_toml(folder / "pyproject.toml")
-    return nox.project.dependency_groups(groups, "test")
+def test_tools(folder: Path) -> tuple[str, tuple[str, ...]]:
+    """The extras, in brackets, and the packages that the tests of the plugin in a folder need.
+
+    A plugin states them as its extra `test` or as its dependency group `test`.
+    """
+    data = nox.project.load_toml(folder / "pyproject.toml")
+    extras = "[test]" if "test" in data["project"].get("optional-dependencies", {}) else ""
+    if "test" in data.get("dependency-groups", {}):
+        return extras, nox.project.dependency_groups(data, "test")
+    return extras, ()
 
 
 def parametrised(distributions: list[Distribution], **tags: str) -> list[nox.param]:
@@ -147,16 +153,14 @@ def test_cell(session: nox.Session, cell: Cell) -> None:
     else:
         plugin_wheel = released(session, cell.released)
         folder = wheel_files.release_source(cell.released, WHEELHOUSE)
-    install_wheels(
-        session,
-        {"polysilicon[testing]": core_wheel, plugin.project().name: plugin_wheel},
-        *test_tools(folder),
-    )
+    extras, tools = test_tools(folder)
+    parts = {"polysilicon[testing]": core_wheel, plugin.project().name + extras: plugin_wheel}
+    install_wheels(session, parts, *tools)
     # A released plugin may call what has become deprecated since: that is told, and no break.
     lenient = ("-W", "default::DeprecationWarning") if cell.released else ()
     session.run(
-        *("pytest", "-c", str(ROOT / "pyproject.toml"), *lenient),
-        *("--ignore", str(folder / "tests" / "aot"), str(folder / "tests"), *session.posargs),
+        *("pytest", *lenient, "--ignore", str(folder / "tests" / "aot")),
+        *(str(folder / "tests"), *session.posargs),
         env=TESTS,
     )
 
@@ -231,10 +235,13 @@ def backcompat(session: nox.Session, cell: Cell) -> None:
 @nox.session(tags=["main"])
 def together(session: nox.Session) -> None:
     """Core and all plugins in one environment: the tests that no one of them can own."""
-    built = {d.project().name: wheel(session, d) for d in distributions(ROOT)}
-    built["polysilicon[models,testing]"] = built.pop("polysilicon")
-    tools = {tool for plugin in PLUGINS for tool in test_tools(plugin.path)}
-    install_wheels(session, built, *TEST_TOOLS, *sorted(tools))
+    built = {"polysilicon[models,testing]": wheel(session, find(ROOT, CORE))}
+    every: set[str] = set()
+    for plugin in PLUGINS:
+        extras, tools = test_tools(plugin.path)
+        built[plugin.project().name + extras] = wheel(session, plugin)
+        every.update(tools)
+    install_wheels(session, built, *TEST_TOOLS, *sorted(every))
     install_models(session)
     default = (*PARALLEL, "tests", "--ignore", "tests/releasing", "--ignore", "tests/hardware")
     session.run("pytest", *(session.posargs or default), env=TESTS)
@@ -288,12 +295,10 @@ def minimums(session: nox.Session, distribution: Distribution) -> None:
     if oldest.skip or oldest.fail:
         session.error(oldest.skip or oldest.fail)
     core = released(session, oldest.core) if oldest.core else wheel(session, find(ROOT, CORE))
-    extras = ",".join(distribution.project().extras)
+    extras, tools = test_tools(distribution.path)
     session.install(
-        *lowest,
-        f"polysilicon[testing] @ {core.resolve().as_uri()}",
-        *("-e", f"{distribution.folder}[{extras}]" if extras else distribution.folder),
-        *test_tools(distribution.path),
+        *(*lowest, f"polysilicon[testing] @ {core.resolve().as_uri()}"),
+        *("-e", distribution.folder + extras, *tools),
         env=ENV,
     )
     tests = f"{distribution.folder}/tests"
@@ -305,8 +310,7 @@ def minimums(session: nox.Session, distribution: Distribution) -> None:
 def hardware(session: nox.Session, plugin: Distribution) -> None:
     """The conformance suite on the real device, on a machine that has one; fails without."""
     # The machine's own torch serves the device, so nothing here is constrained.
-    extras = f"[{','.join(plugin.project().extras)}]" if plugin.project().extras else ""
-    session.install("-e", "core[models,testing]", "-e", f"{plugin.folder}{extras}", env=ENV)
+    session.install("-e", "core[models,testing]", "-e", plugin.folder, env=ENV)
     report = ROOT / "build" / f"conformance-{plugin.name}.json"
     report.parent.mkdir(exist_ok=True)
     session.run(
@@ -320,8 +324,8 @@ def tpu_aot(session: nox.Session) -> None:
     """The TPU kernels through the real TPU compiler, for named topologies, without a TPU."""
     plugin = find(ROOT, "tpu")
     parts = {"polysilicon[testing]": wheel(session, find(ROOT, CORE))}
-    parts[plugin.project().name] = wheel(session, plugin)
-    install_wheels(session, parts, *test_tools(plugin.path), "jax[tpu]")
+    parts[f"{plugin.project().name}[test,aot]"] = wheel(session, plugin)
+    install_wheels(session, parts)
     session.run("pytest", *(session.posargs or ("plugins/tpu/tests/aot",)), env=TESTS)
 
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: A plugin supports the current minor of core and this many before it.
 OLDER_MINORS = 2
+#: Below this line a release writes its changes, as [tool.towncrier] says.
+MARKER = "<!-- towncrier release notes start -->"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,8 +137,8 @@ def _changelog(asked: Plan) -> Iterator[str]:
         yield f"{distribution.folder}/changes has no fragment: what would users gain?"
     changelog = distribution.path / "CHANGELOG.md"
     text = changelog.read_text(encoding="utf-8") if changelog.is_file() else ""
-    if not text.startswith("# Changelog\n"):
-        yield f"{distribution.folder}/CHANGELOG.md does not begin with the line '# Changelog'"
+    if MARKER not in text.splitlines():
+        yield f"{distribution.folder}/CHANGELOG.md has no line '{MARKER}' below its heading"
     if f"\n## {asked.version} " in text:
         yield f"{distribution.folder}/CHANGELOG.md has an entry for {asked.version} already"
 

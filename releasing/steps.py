@@ -143,10 +143,6 @@ class Making:
             *("--version", str(self.plan.version)),
             *("--date", datetime.datetime.now(tz=datetime.UTC).date().isoformat()),
         )
-        # towncrier puts two empty lines above a heading that begins the file.
-        changelog = self.plan.distribution.path / "CHANGELOG.md"
-        text = changelog.read_text(encoding="utf-8")
-        changelog.write_text(text.lstrip(), encoding="utf-8")
 
     def _commit(self, subject: str) -> None:
         history.git(self.root, "add", "--all", "--", self.plan.distribution.folder)

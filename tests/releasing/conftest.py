@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from releasing.checks import MARKER
 from releasing.distributions import Distribution, find
 
 SETTINGS = Path(__file__).parents[2] / "pyproject.toml"
@@ -35,7 +36,7 @@ class Repository:
 
     def add_distribution(self, folder: str, project: str, requirements: str = "") -> None:
         package = project.replace("-", "_")
-        self.write(f"{folder}/CHANGELOG.md", "# Changelog\n")
+        self.write(f"{folder}/CHANGELOG.md", f"# Changelog\n\n{MARKER}\n")
         self.write(f"{folder}/changes/.gitkeep", "")
         self.write(f"{folder}/src/{package}/__init__.py", "ANSWER = 42\n")
         self.pyproject(folder, project, "0.1.0.dev0", requirements)

@@ -62,7 +62,7 @@ def test_the_changelog_gets_the_fragments_and_they_go(
     repository.commit("A kernel")
     assert _release(repository, "core", "0.1.0") == 0
     text = (repository.root / "core" / "CHANGELOG.md").read_text()
-    assert text.startswith("# Changelog\n\n## 0.1.0 (")
+    assert text.startswith(f"# Changelog\n\n{checks.MARKER}\n\n## 0.1.0 (")
     assert "\n### Added\n\n- It answers.\n" in text
     assert "\n### Kernels\n\n- A kernel is faster. (#12)\n" in text
     assert [path.name for path in (repository.root / "core/changes").iterdir()] == [".gitkeep"]
@@ -168,6 +168,13 @@ def test_a_release_without_fragments_is_refused(repository: Repository) -> None:
     problems = _problems(repository, "core", "0.1.0")
     assert problems[0].startswith("core/src changed and was never released, and core/changes has")
     assert problems[1] == "core/changes has no fragment: what would users gain?"
+
+
+def test_a_changelog_without_the_place_for_it_is_refused(repository: Repository) -> None:
+    repository.write("core/CHANGELOG.md", "# Changelog\n")
+    repository.commit("Shorten")
+    [problem] = _problems(repository, "core", "0.1.0")
+    assert problem.startswith("core/CHANGELOG.md has no line '<!-- towncrier")
 
 
 def test_a_plugin_is_not_released_before_core(repository: Repository) -> None:
