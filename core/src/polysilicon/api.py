@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from polysilicon.offline.triton import CompiledTriton, compile_triton
     from polysilicon.opaque import register_opaque
     from polysilicon.ops.contract import Op, Sample, tolerance
+    from polysilicon.packed import Packed, pack
 
 __all__ = [
     "DTYPES",
@@ -54,6 +55,7 @@ __all__ = [
     "LayoutError",
     "Op",
     "Origin",
+    "Packed",
     "PolysiliconError",
     "Problem",
     "RecordError",
@@ -64,6 +66,7 @@ __all__ = [
     "forced_device",
     "hookimpl",
     "model_shapes",
+    "pack",
     "register_opaque",
     "tolerance",
 ]
@@ -75,10 +78,12 @@ _LAZY = {
     "CompiledTriton": "polysilicon.offline.triton",
     "LayerShape": "polysilicon.loading",
     "Op": "polysilicon.ops.contract",
+    "Packed": "polysilicon.packed",
     "Sample": "polysilicon.ops.contract",
     "Tiled": "polysilicon.layouts",
     "compile_triton": "polysilicon.offline.triton",
     "model_shapes": "polysilicon.loading",
+    "pack": "polysilicon.packed",
     "register_opaque": "polysilicon.opaque",
     "tolerance": "polysilicon.ops.contract",
 }

@@ -25,6 +25,12 @@ class Explanation:
     device: Device
     candidates: tuple[Candidate, ...]
 
+    @property
+    def layouts(self) -> dict[str, str]:
+        """Argument → name of the layout in which the chosen kernels take it; others are plain."""
+        chosen = [c.provided.record for c in self.candidates if c.chosen]
+        return dict(chosen[0].layouts) if chosen else {}
+
     def as_dict(self) -> dict[str, Any]:
         """The documented JSON of `polysilicon explain` (docs/json.md)."""
         return {
@@ -34,11 +40,12 @@ class Explanation:
             "dtype": self.problem.dtype,
             "tokens": list(self.problem.tokens),
             "facts": dict(self.problem.facts),
+            "layouts": self.layouts,
             "candidates": [candidate_dict(candidate) for candidate in self.candidates],
         }
 
     def __rich__(self) -> RichTable:
-        return _rich_table(_title(self.problem, self.device), self.candidates)
+        return _rich_table(_title(self), self.candidates)
 
     def __str__(self) -> str:
         return _text(self)
@@ -82,6 +89,7 @@ def candidate_dict(candidate: Candidate) -> dict[str, Any]:
         "device": kernel.device,
         "rank": kernel.rank,
         "form": kernel.form,
+        "layouts": dict(kernel.layouts),
         "chosen": [list(span) for span in candidate.chosen],
         "reason": candidate.reason,
     }
@@ -105,11 +113,13 @@ def span_text(tokens: tuple[int, int]) -> str:
     return "all" if low == 1 and high >= MOST_TOKENS else selection.span(tokens)
 
 
-def _title(problem: Problem, device: Device) -> str:
+def _title(explanation: Explanation) -> str:
+    problem, device = explanation.problem, explanation.device
     facts = "".join(f" {key}={value}" for key, value in sorted(problem.facts.items()))
     labels = "" if device.present else " (forced, absent)"
     labels += " (simulated)" if device.simulated else ""
-    return f"{problem.op} {problem.dtype}{facts} on {device.name}{labels}"
+    packed = "".join(f", {name} in {layout}" for name, layout in explanation.layouts.items())
+    return f"{problem.op} {problem.dtype}{facts} on {device.name}{labels}{packed}"
 
 
 def _rich_table(title: str, candidates: Sequence[Candidate]) -> RichTable:

@@ -62,8 +62,12 @@ def polysilicon_layouts(device: Device) -> Iterable[Layout]:
         device: one of the records that some plugin returned from `polysilicon_devices`.
 
     Returns:
-        Layout records, at most one per role (`linear_weight`, `expert_weight`, `kv_block`,
-        `activation`, `embedding`). A role that no plugin answers uses core's plain layout.
+        Layout records of the roles `linear_weight`, `expert_weight`, `kv_block`, `activation` and
+        `embedding`, any number of each, with different names. The first `kv_block` is the one in
+        which the engine's cache lies; a role that no plugin answers uses core's plain layout. A
+        weight is packed into a layout only where a kernel asks for that layout by name in
+        `Kernel.layouts`, and then in `prepare()`, once; whoever reads the weight still sees its
+        logical values.
 
     Example:
         ```python

@@ -86,15 +86,20 @@ def _with_arguments_of(function: Callable[..., Any], name: str) -> Callable[...,
     the arguments instead.
     """
     parameters = inspect.signature(function).parameters.values()
-    if any(parameter.kind is not parameter.POSITIONAL_OR_KEYWORD for parameter in parameters):
+    usual = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
+    if any(parameter.kind not in usual for parameter in parameters):
         return None
     names = ", ".join(parameter.name for parameter in parameters)
+    # The dispatcher passes all by position, also what the function takes by keyword alone.
+    passed = ", ".join(
+        f"{p.name}={p.name}" if p.kind is p.KEYWORD_ONLY else p.name for p in parameters
+    )
     defaults = tuple(p.default for p in parameters if p.default is not p.empty)
     source = (
         f"def checked({names}):\n"
         f"    if _grad_enabled():\n"
         f"        _refuse(_name, ({names},))\n"
-        f"    return _function({names})\n"
+        f"    return _function({passed})\n"
     )
     scope: dict[str, Any] = {
         "_grad_enabled": torch.is_grad_enabled,

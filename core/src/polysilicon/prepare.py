@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from polysilicon import selection
+from polysilicon import ops, selection
 from polysilicon.blame import kernel_failed
 from polysilicon.devices import find, require_runnable
 from polysilicon.explaining import span_text
@@ -115,7 +115,11 @@ def prepare(
         for attribute, problem in layer.problems().items():
             if problem.key not in known:
                 known[problem.key] = selection.bind(
-                    problem, device=found, table=table, judge=proof.judge
+                    problem,
+                    device=found,
+                    table=table,
+                    judge=proof.judge,
+                    plain=dict.fromkeys(ops.get(problem.op).roles, "its layer keeps it plain"),
                 )
             binding = known[problem.key]
             layer.bind_kernel(attribute, binding.fn)

@@ -24,18 +24,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from polysilicon import ops, selection
-from polysilicon.calling import load_kernel, load_target
+from polysilicon.calling import load_kernel, load_target, takes_packed
 from polysilicon.discovery import CORE, core_version
 from polysilicon.errors import PolysiliconError, SelectionError
 from polysilicon.notices import notice
 from polysilicon.ops.contract import Sample
 from polysilicon.ops.verify import copied, mismatch
+from polysilicon.packed import packed_arguments, physical_arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from polysilicon.ops.contract import Op
-    from polysilicon.records import Device, Kernel, Problem, Provided
+    from polysilicon.records import Device, Kernel, Layout, Problem, Provided
     from polysilicon.selection import Table
 
     Call = Callable[..., Any]
@@ -97,6 +98,10 @@ class Proof:
             f"{self._device.facts.get('driver')} {torch.__version__} {_triton()} {core_version()}",
             f"{provided.origin} {kernel.name} {kernel.target} {problem.key} {tokens}",
             _source(load_target(kernel.target)),
+            *(
+                f"{name} {layout.name} {layout.facts} {_source(load_target(str(layout.pack)))}"
+                for name, layout in self._layouts(kernel).items()
+            ),
         )
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
 
@@ -119,9 +124,14 @@ class Proof:
             group.broadcast_object_list([verdict], src=0)
         return verdict
 
+    def _layouts(self, kernel: Kernel) -> dict[str, Layout]:
+        offered = self._table.offered(self._device) if kernel.layouts else {}
+        return {argument: offered[name] for argument, name in kernel.layouts.items()}
+
     def _prove(self, kernel: Kernel, problem: Problem, tokens: tuple[int, int]) -> Verdict:
         op = ops.get(problem.op)
-        candidate, portable = load_kernel(kernel), functools.partial(self._portable, problem)
+        layouts, portable = self._layouts(kernel), functools.partial(self._portable, problem)
+        candidate = _packing(op, kernel, layouts)
         # Timed without the op around it: a compiled or captured graph doesn't pay for that.
         bare = load_target(kernel.target)
         dtype = getattr(torch, problem.dtype)
@@ -144,8 +154,15 @@ class Proof:
                 usual = portable(count)
                 if usual is None:
                     break
-                kwargs = op.inputs(problem, count, dtype, target)
-                slower, ratio = _slower(bare, usual, kwargs, self._device)
+                # The same memory for both; what one writes, the other writes too. What is packed
+                # is packed once, as prepare() does.
+                given = copied(op.inputs(problem, count, dtype, target))
+                packed = physical_arguments(packed_arguments(layouts, given))
+                ours, theirs = (
+                    functools.partial(bare, **packed),
+                    functools.partial(usual, **given),
+                )
+                slower, ratio = _slower(ours, theirs, self._device)
                 if slower:
                     reason = (
                         f"demoted by proof: {ratio:.2f}× the time of the portable kernel "
@@ -219,6 +236,14 @@ def _model_shapes(
             yield replace(op, reference=usual), sample
 
 
+def _packing(op: Op, kernel: Kernel, layouts: Mapping[str, Layout]) -> Call:
+    """A kernel as it is bound, with plain arguments: what it takes packed is packed here."""
+    bound = takes_packed(op, kernel.name, kernel.layouts, load_kernel(kernel))
+    if not layouts:
+        return bound
+    return lambda **arguments: bound(**packed_arguments(layouts, arguments))
+
+
 def _wrong(op: Op, candidate: Call, sample: Sample, dtype: torch.dtype) -> str | None:
     try:
         return mismatch(op, candidate, sample, dtype)
@@ -226,33 +251,32 @@ def _wrong(op: Op, candidate: Call, sample: Sample, dtype: torch.dtype) -> str |
         return f"it raised {type(error).__name__}: {error}"
 
 
-def _slower(candidate: Call, portable: Call, kwargs: Any, device: Device) -> tuple[bool, float]:
+def _slower(candidate: Call, portable: Call, device: Device) -> tuple[bool, float]:
     """Whether the candidate is slower beyond noise, and its time ÷ the portable kernel's.
 
     Whatever else runs on the machine only ever adds time, so the fastest of interleaved rounds
     are compared; and on a machine so busy that the portable kernel's usual round is slower than
     the candidate's fastest, nothing is held against the candidate.
     """
-    given = copied(kwargs)  # the same memory for both; what one writes, the other writes too
-    candidate(**given)  # compiles, and fills caches
-    portable(**given)
-    once = max(_time(call, given, device, 1) for call in (candidate, portable))
+    candidate()  # compiles, and fills caches
+    portable()
+    once = max(_time(call, device, 1) for call in (candidate, portable))
     calls = max(1, int(ROUND_SECONDS / once))
     rounds = []
     for turn in range(ROUNDS):
         order = (candidate, portable) if turn % 2 else (portable, candidate)
-        took = {call: _time(call, given, device, calls) for call in order}
+        took = {call: _time(call, device, calls) for call in order}
         rounds.append((took[candidate], took[portable]))
     fastest = min(our for our, _ in rounds)
     ratio = fastest / min(their for _, their in rounds)
     return ratio > NOISE and fastest > statistics.median(their for _, their in rounds), ratio
 
 
-def _time(call: Call, kwargs: dict[str, Any], device: Device, calls: int) -> float:
+def _time(call: Call, device: Device, calls: int) -> float:
     _synchronize(device)
     begin = time.perf_counter()
     for _ in range(calls):
-        call(**kwargs)
+        call()
     _synchronize(device)
     return time.perf_counter() - begin
 

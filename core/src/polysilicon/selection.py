@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     #: Asked about a kernel that would be chosen: (kernel, problem, tokens) → reason against it.
     Judge = Callable[[Provided[Kernel], Problem, tuple[int, int]], str | None]
 
+    #: Token counts, and what serves them.
+    Cut = tuple[tuple[int, int], Provided[Kernel] | None]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
@@ -61,13 +64,17 @@ class Table:
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
     def layout(self, device: Device, role: str) -> Provided[Layout]:
-        """The layout of a role on a device: the first answer, core's plain one being the last."""
+        """The default layout of a role on a device: the first answer, core's plain one the last."""
         for provided in self.layouts[device.name]:
             if provided.record.role == role:
                 return provided
         raise SelectionError(
             f"no layout for role {role!r} on {device.name}: see Layout for the roles"
         )
+
+    def offered(self, device: Device) -> dict[str, Layout]:
+        """Every layout of a device by its name: what a kernel may ask for."""
+        return {entry.record.name: entry.record for entry in self.layouts.get(device.name, ())}
 
 
 def _stable(record: Layout | Kernel) -> str:
@@ -153,24 +160,31 @@ class Candidate:
 class Binding:
     """What serves a problem on a device: call `fn`, it has the op's signature.
 
-    `cuts` holds (highest token count, choice), rising; most problems have one cut.
+    `cuts` holds (highest token count, choice), rising; most problems have one cut. `layouts` says
+    which arguments `fn` takes packed, as `pack(layout, tensor)` makes them; it is the same for
+    every cut, as an argument can only lie in one layout.
     """
 
     problem: Problem
     device: Device
     cuts: tuple[tuple[int, Choice], ...]
     candidates: tuple[Candidate, ...]
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
     fn: Callable[..., Any] = field(repr=False)
 
 
 @dataclass
 class _Round:
-    """The state of one choice: every candidate, with the reason against it once there is one."""
+    """The state of one choice: every candidate, with the reason against it once there is one.
+
+    `apart` holds the reasons that stand only as long as the arguments lie as they do.
+    """
 
     problem: Problem
     device: Device
     entries: list[Provided[Kernel]]
     against: dict[str, str]
+    apart: dict[str, str] = field(default_factory=dict)
     functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
     chosen: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     why: dict[str, str] = field(default_factory=dict)
@@ -179,8 +193,14 @@ class _Round:
         return [
             entry
             for entry in self.entries
-            if entry.record.name not in self.against and _within(tokens, entry.record.tokens)
+            if entry.record.name not in self.against
+            and entry.record.name not in self.apart
+            and _within(tokens, entry.record.tokens)
         ]
+
+    def order(self, entry: Provided[Kernel]) -> tuple[int, int]:
+        """What precedence compares: specificity, then rank."""
+        return (specificity(entry.record, self.device) or 0, entry.record.rank)
 
 
 def _within(inner: tuple[int, int], outer: tuple[int, int] | None) -> bool:
@@ -195,7 +215,9 @@ def specificity(kernel: Kernel, device: Device) -> int | None:
     return forms.get(kernel.device)
 
 
-def _reason_against(kernel: Kernel, problem: Problem, device: Device, table: Table) -> str | None:
+def _reason_against(
+    kernel: Kernel, problem: Problem, device: Device, table: Table, plain: Mapping[str, str]
+) -> str | None:
     if kernel.name in table.disabled:
         return "turned off by POLYSILICON_DISABLE_KERNELS"
     if specificity(kernel, device) is None:
@@ -205,12 +227,41 @@ def _reason_against(kernel: Kernel, problem: Problem, device: Device, table: Tab
     low, high = kernel.tokens or problem.tokens
     if high < problem.tokens[0] or low > problem.tokens[1]:
         return f"serves {low}–{high} tokens, not {problem.tokens[0]}–{problem.tokens[1]}"
+    if reason := _layouts_against(kernel, problem, table.offered(device), plain):
+        return reason
     if kernel.supports is None:
         return None
     try:
         return kernel.supports(problem)
     except Exception as error:
         return f"its supports() raised {type(error).__name__}: {error}"
+
+
+def _layouts_against(
+    kernel: Kernel, problem: Problem, offered: Mapping[str, Layout], plain: Mapping[str, str]
+) -> str | None:
+    """What speaks against the layouts in which a kernel takes its arguments."""
+    roles = ops.get(problem.op).roles
+    for argument, name in kernel.layouts.items():
+        takes = f"takes {argument} in layout {name}"
+        layout = offered.get(name)
+        if argument not in roles:
+            known = ", ".join(roles) or "none"
+            return f"{takes}, and {problem.op} gives that argument no role (with one: {known})"
+        if layout is None:
+            others = [other.name for other in offered.values() if other.role == roles[argument]]
+            listed = ", ".join(others) or "none"
+            return f"{takes}, which no plugin offers here (for {roles[argument]}: {listed})"
+        if layout.role != roles[argument]:
+            return f"{takes}, which is for {layout.role} and not for {roles[argument]}"
+        if layout.pack is None:
+            return f"{takes}, which has no pack: leave plain arguments out of Kernel.layouts"
+        dtypes = str(layout.facts.get("dtypes") or problem.dtype).split()
+        if problem.dtype not in dtypes:
+            return f"{takes}, which takes {', '.join(dtypes)}, not {problem.dtype}"
+        if argument in plain:
+            return f"{takes}, and it must stay plain: {plain[argument]}"
+    return None
 
 
 def _check_keys(op: Op, problem: Problem) -> None:
@@ -239,21 +290,20 @@ def _best(state: _Round, tokens: tuple[int, int]) -> Provided[Kernel] | None:
     fitting = state.fitting(tokens)
     if not fitting:
         return None
-
-    def order(entry: Provided[Kernel]) -> tuple[int, int]:
-        return (specificity(entry.record, state.device) or 0, entry.record.rank)
-
-    first = max(fitting, key=order)
-    ties = [entry for entry in fitting if order(entry) == order(first)]
+    first = max(fitting, key=state.order)
+    ties = [entry for entry in fitting if state.order(entry) == state.order(first)]
     if len(ties) > 1:
-        raise SelectionError(
-            f"two kernels tie for {state.problem.op} on {state.device.name} at {span(tokens)} "
-            "tokens: "
-            + " and ".join(f"{e.record.name} ({e.origin}, rank {e.record.rank})" for e in ties)
-            + f"; turn one off with POLYSILICON_DISABLE_KERNELS={ties[-1].record.name}, "
-            "or give them different ranks"
-        )
+        raise _tie(state, span(tokens), ties)
     return first
+
+
+def _tie(state: _Round, tokens: str, ties: Sequence[Provided[Kernel]]) -> SelectionError:
+    return SelectionError(
+        f"two kernels tie for {state.problem.op} on {state.device.name} at {tokens} tokens: "
+        + " and ".join(f"{e.record.name} ({e.origin}, rank {e.record.rank})" for e in ties)
+        + f"; turn one off with POLYSILICON_DISABLE_KERNELS={ties[-1].record.name}, "
+        "or give them different ranks"
+    )
 
 
 def span(tokens: tuple[int, int]) -> str:
@@ -293,13 +343,19 @@ def _choose(
     return None
 
 
-def candidates(problem: Problem, device: Device, table: Table, kernel: str | None = None) -> _Round:
+def candidates(
+    problem: Problem,
+    device: Device,
+    table: Table,
+    kernel: str | None = None,
+    plain: Mapping[str, str] | None = None,
+) -> _Round:
     """Every kernel of the problem's op with the reason against it, before anything is imported."""
     _check_keys(ops.get(problem.op), problem)
     entries = [entry for entry in table.kernels[device.name] if entry.record.op == problem.op]
     against = {}
     for entry in entries:
-        reason = _reason_against(entry.record, problem, device, table)
+        reason = _reason_against(entry.record, problem, device, table, plain or {})
         if reason is None and kernel is not None and entry.record.name != kernel:
             reason = f"{kernel} was asked for by name"
         if reason is not None:
@@ -307,15 +363,85 @@ def candidates(problem: Problem, device: Device, table: Table, kernel: str | Non
     return _Round(problem, device, entries, against)
 
 
-def settle(
-    state: _Round, judge: Judge | None = None, by_name: str | None = None
-) -> list[tuple[tuple[int, int], Provided[Kernel] | None]]:
-    """Chooses for every token interval; None where nothing is left."""
+def settle(state: _Round, judge: Judge | None = None, by_name: str | None = None) -> list[Cut]:
+    """Chooses for every token interval; None where nothing is left.
+
+    An argument lies in one layout for all token counts. The kernel that precedence puts first
+    overall says in which; it needs others of its kind where it does not serve itself. Where those
+    leave a gap, all that take the argument so are refused and the choice is made again.
+    """
+    while True:
+        leaders = _leaders(state)
+        _set_apart(state, leaders)
+        before = len(state.against)
+        cuts = _settle_as_they_lie(state, judge, by_name)
+        if len(state.against) > before and len(leaders) > 1:
+            continue  # the leader may be gone, and with it the reason for its layout
+        missing = [tokens for tokens, entry in cuts if entry is None]
+        if not missing or len(leaders) < 2:
+            return cuts
+        first = leaders[0].record
+        gap = ", ".join(map(span, missing))
+        for entry in state.entries:
+            if entry.record.layouts == first.layouts and entry.record.name not in state.against:
+                state.against[entry.record.name] = (
+                    f"{_taken(first, leaders)}, and no kernel takes that at {gap} tokens"
+                )
+
+
+def _leaders(state: _Round) -> list[Provided[Kernel]]:
+    """The first kernel of each way to take the arguments, best first; a tie goes to few tokens."""
+    left = [entry for entry in state.entries if entry.record.name not in state.against]
+    low = state.problem.tokens[0]
+    left.sort(key=lambda e: (*(-n for n in state.order(e)), (e.record.tokens or (low, 0))[0]))
+    leaders: list[Provided[Kernel]] = []
+    for entry in left:
+        if all(entry.record.layouts != leader.record.layouts for leader in leaders):
+            leaders.append(entry)
+    for rival in leaders[1:]:
+        both = _overlap(leaders[0].record, rival.record, state.problem)
+        if both is not None and state.order(rival) == state.order(leaders[0]):
+            raise _tie(state, span(both), [leaders[0], rival])
+    return leaders
+
+
+def _overlap(one: Kernel, other: Kernel, problem: Problem) -> tuple[int, int] | None:
+    spans = (one.tokens or problem.tokens, other.tokens or problem.tokens, problem.tokens)
+    low, high = max(low for low, _ in spans), min(high for _, high in spans)
+    return (low, high) if low <= high else None
+
+
+def _set_apart(state: _Round, leaders: Sequence[Provided[Kernel]]) -> None:
+    state.apart.clear()
+    for entry in state.entries if leaders else ():
+        first, other = leaders[0].record, entry.record
+        if other.layouts != first.layouts and other.name not in state.against:
+            state.apart[other.name] = (
+                f"{_taken(other, leaders)}; {first.name}, which goes first, "
+                f"{_taken(first, leaders)}"
+            )
+
+
+def _taken(kernel: Kernel, leaders: Sequence[Provided[Kernel]]) -> str:
+    """`takes weight in layout acme.tiles`, or `takes weight plain`."""
+    arguments = sorted({name for leader in leaders for name in leader.record.layouts})
+    return "takes " + ", ".join(
+        f"{name} in layout {kernel.layouts[name]}" if name in kernel.layouts else f"{name} plain"
+        for name in arguments
+    )
+
+
+def _settle_as_they_lie(state: _Round, judge: Judge | None, by_name: str | None) -> list[Cut]:
+    """The choice among kernels that take their arguments alike."""
     while True:
         before = len(state.against)
         state.chosen.clear()
-        fits = [e.record for e in state.entries if e.record.name not in state.against]
-        cuts: list[tuple[tuple[int, int], Provided[Kernel] | None]] = []
+        fits = [
+            entry.record
+            for entry in state.entries
+            if entry.record.name not in state.against and entry.record.name not in state.apart
+        ]
+        cuts: list[Cut] = []
         for tokens in _intervals(state.problem, fits):
             entry = _choose(state, tokens, judge, by_name)
             if entry is not None:
@@ -347,7 +473,7 @@ def outcome(state: _Round) -> tuple[Candidate, ...]:
     for entry in state.entries:
         name = entry.record.name
         spans = tuple(_merged(state.chosen.get(name, [])))
-        reason = state.against.get(name)
+        reason = state.against.get(name) or state.apart.get(name)
         if reason is None:
             reason = state.why[name] if spans else "fits; another is more specific or ranks higher"
         found.append(Candidate(provided=entry, chosen=spans, reason=reason))
@@ -371,6 +497,7 @@ def bind(
     table: Table | None = None,
     kernel: str | None = None,
     judge: Judge | None = None,
+    plain: Mapping[str, str] | None = None,
 ) -> Binding:
     """Chooses the kernel, or the kernels by token count, for a problem, and imports them.
 
@@ -380,6 +507,7 @@ def bind(
         table: where to choose from; None means this process's table.
         kernel: ask for this kernel by name: it serves, or it fails; nothing falls back.
         judge: asked about each kernel that would be chosen; a text refuses it (the proof).
+        plain: argument → why it can't be packed; kernels that take it packed are refused so.
 
     Raises:
         ValueError: the problem states a fact that its op does not have.
@@ -389,7 +517,7 @@ def bind(
 
     found = resolve(device, table)
     table = table or current_table()
-    state = candidates(problem, found, table, kernel)
+    state = candidates(problem, found, table, kernel, plain)
     _check_asked(kernel, state)
     cuts = settle(state, judge, kernel)
     missing = [tokens for tokens, entry in cuts if entry is None]
@@ -414,10 +542,16 @@ def bind(
         device=found,
         cuts=choices,
         candidates=outcome(state),
+        layouts=_layouts(choices[0][1].kernel, table, found),
         fn=callable_for(
             ops.get(problem.op), [(highest, c.kernel, c.function) for highest, c in choices]
         ),
     )
+
+
+def _layouts(kernel: Kernel, table: Table, device: Device) -> dict[str, Layout]:
+    offered = table.offered(device) if kernel.layouts else {}
+    return {argument: offered[name] for argument, name in kernel.layouts.items()}
 
 
 def _check_asked(kernel: str | None, state: _Round) -> None:

@@ -53,16 +53,19 @@ def _rows(device: Device, ops: tuple[str, ...]) -> list[dict[str, Any]]:
     from polysilicon.selection import current_table, specificity
     from polysilicon.testing.op_checks import CLAIM, check_kernel, op_cases
 
+    table = current_table()
+    offered = table.offered(device)
     entries = {
         entry.record.name: entry
-        for entry in current_table().kernels[device.name]
+        for entry in table.kernels[device.name]
         if entry.record.op in ops and specificity(entry.record, device) is not None
     }
     kernels = sorted((e.record for e in entries.values()), key=lambda k: ops.index(k.op))
     rows = []
     for case in op_cases(kernels):
         # A kernel of which no sample can judge is not wrong: its row shows that all were skipped.
-        findings = [f for f in check_kernel(case, device.torch_device) if f.check != CLAIM]
+        findings = check_kernel(case, device.torch_device, (), offered)
+        findings = tuple(finding for finding in findings if finding.check != CLAIM)
         rows.append(_row(entries[case.kernel.name], case.dtype, findings))
     return rows
 

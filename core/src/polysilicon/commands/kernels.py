@@ -87,6 +87,7 @@ def _row(entry: Provided[Kernel], disabled: bool, known: bool) -> dict[str, Any]
         "tokens": None if kernel.tokens is None else list(kernel.tokens),
         "rank": kernel.rank,
         "form": kernel.form,
+        "layouts": dict(kernel.layouts),
         "plugin": entry.origin.plugin,
         "origin": str(entry.origin),
         "state": state,

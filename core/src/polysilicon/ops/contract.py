@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from polysilicon.records import Problem
 
@@ -50,6 +51,7 @@ class Op:
             problem's shapes, for the proof before use; None where the samples must do.
         results: dtype of each result: `input` (that of the sample) or a torch dtype's name.
         contiguous: results are contiguous whenever all tensor arguments are.
+        roles: argument → role of the layouts (`Layout.role`) in which a kernel may take it packed.
         source: paper, specification or documentation that defines the op.
         dtypes: of the activations with which kernels are tested.
     """
@@ -65,8 +67,22 @@ class Op:
     inputs: Callable[[Problem, int, torch.dtype, torch.device], Mapping[str, Any]] | None = None
     results: tuple[str, ...] = ("input",)
     contiguous: bool = True
+    roles: Mapping[str, str] = field(default_factory=dict, hash=False)
     source: str = ""
     dtypes: tuple[torch.dtype, ...] = field(default=(torch.float32, torch.bfloat16, torch.float16))
+
+    @functools.cached_property
+    def arguments(self) -> tuple[str, ...]:
+        """Names of the arguments in the schema's order."""
+        # The op's own schema, before any kernel extends it; torch's parser knows its grammar.
+        parsed = torch._C.parse_schema(self.name + self.schema)
+        return tuple(argument.name for argument in parsed.arguments)
+
+    def physical_schema(self, packed: Iterable[str]) -> str:
+        """The schema of a kernel that takes these arguments packed: with `<argument>_shape`."""
+        shapes = "".join(f", int[] {name}_shape" for name in packed)
+        arguments, arrow, results = self.schema.rpartition(") ->")
+        return f"{arguments}{shapes}{arrow}{results}"
 
 
 def tolerance(dtype: torch.dtype, reduction: int) -> tuple[float, float]:

@@ -104,5 +104,6 @@ OP = Op(
     samples=_samples,
     reduction=_reduction,
     inputs=problem_inputs.linear,
+    roles={"weight": "linear_weight"},
     source="https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.linear.html",
 )

@@ -11,20 +11,22 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from polysilicon import ops
-from polysilicon.calling import load_kernel, load_target
+from polysilicon.calling import load_kernel, load_target, takes_packed
+from polysilicon.errors import LayoutError
 from polysilicon.ops.contract import Sample
 from polysilicon.ops.samples import shifted, strided
 from polysilicon.ops.verify import as_results, breaches, copied, expect, same_bits
+from polysilicon.packed import Packed, packed_arguments, physical_arguments
 from polysilicon.testing.facts import problem_of, tokens_of
 from polysilicon.testing.findings import Finding
 from polysilicon.testing.poison import Poisoned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from polysilicon.ops.contract import Op
     from polysilicon.ops.verify import Expected
-    from polysilicon.records import Kernel, Problem
+    from polysilicon.records import Kernel, Layout, Problem
 
 #: What is looked at, in the order in which a failure is worth reading.
 CHECKS = ("runs", "form", "written", "values", "arguments", "determinism", "shape function")
@@ -60,13 +62,23 @@ def op_cases(kernels: Iterable[Kernel]) -> list[OpCase]:
 
 
 def check_kernel(
-    case: OpCase, torch_device: str, problems: Sequence[Problem] = ()
+    case: OpCase,
+    torch_device: str,
+    problems: Sequence[Problem] = (),
+    offered: Mapping[str, Layout] | None = None,
 ) -> tuple[Finding, ...]:
-    """Every check of one kernel in one dtype on every sample."""
+    """Every check of one kernel in one dtype on every sample.
+
+    Args:
+        case: the kernel and the dtype.
+        torch_device: where it runs.
+        problems: further shapes to run it on.
+        offered: the device's layouts by name, for a kernel that takes arguments packed.
+    """
     kernel, device = case.kernel, torch.device(torch_device)
     names = (kernel.name, kernel.op)
     try:
-        bound, bare = load_kernel(kernel), load_target(kernel.target)
+        calls = _calls(kernel, offered or {})
     except Exception as error:
         text = f"importing {kernel.target} raised {type(error).__name__}: {error}"
         return (Finding(names=names, details=(case.dtype,), check="runs", text=text),)
@@ -79,7 +91,7 @@ def check_kernel(
             found.append(Finding(names=names, details=details, check="runs", skipped=refused))
             continue
         with torch.inference_mode():
-            texts = _call(kernel, bound, bare, sample, expected, getattr(torch, case.dtype))
+            texts = _call(kernel, calls, sample, expected, getattr(torch, case.dtype))
         not_run = "it did not run" if "runs" in texts else ""
         found += [
             Finding(
@@ -111,31 +123,59 @@ def _refused(kernel: Kernel, sample: Sample, dtype: str) -> str:
     return kernel.supports(problem_of(op, sample, dtype)) or ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Calls:
+    """A kernel by itself and as a layer calls it, and the layouts of what it takes packed."""
+
+    bare: Callable[..., Any]
+    bound: Callable[..., Any]
+    layouts: Mapping[str, Layout]
+
+
+def _calls(kernel: Kernel, offered: Mapping[str, Layout]) -> _Calls:
+    op = ops.get(kernel.op)
+    missing = [name for name in kernel.layouts.values() if name not in offered]
+    if missing:
+        raise LayoutError(
+            f"it takes arguments in {', '.join(missing)}, and polysilicon_layouts offers "
+            f"{', '.join(offered) or 'none'} on this device"
+        )
+    return _Calls(
+        bare=load_target(kernel.target),
+        bound=takes_packed(op, kernel.name, kernel.layouts, load_kernel(kernel)),
+        layouts={argument: offered[name] for argument, name in kernel.layouts.items()},
+    )
+
+
+def _unpacked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments after a call as the reference knows them."""
+    return {name: v.unpack() if isinstance(v, Packed) else v for name, v in given.items()}
+
+
 def _call(
-    kernel: Kernel,
-    bound: Callable[..., Any],
-    bare: Callable[..., Any],
-    sample: Sample,
-    expected: Expected,
-    dtype: torch.dtype,
+    kernel: Kernel, calls: _Calls, sample: Sample, expected: Expected, dtype: torch.dtype
 ) -> dict[str, str]:
     """Check → what is wrong, of two calls: bare in poisoned memory, then as a layer calls it."""
-    op, first, second = ops.get(kernel.op), copied(sample.kwargs), copied(sample.kwargs)
+    op = ops.get(kernel.op)
     try:
+        one, other = (packed_arguments(calls.layouts, copied(sample.kwargs)) for _ in range(2))
         with Poisoned():
-            results = as_results(bare(**first))
-        again = as_results(bound(**second))
+            results = as_results(calls.bare(**physical_arguments(one)))
+        again = as_results(calls.bound(**other))
+        first, second = _unpacked(one), _unpacked(other)
     except Exception as error:
         return {"runs": f"it raised {type(error).__name__}: {error}"}
     texts: dict[str, str] = {}
-    for call, given in ((results, first), (again, second)):
-        for check, text in breaches(op, sample, dtype, expected, call, given):
+    for call, after in ((results, first), (again, second)):
+        for check, text in breaches(op, sample, dtype, expected, call, after):
             texts.setdefault(check, text)
     if text := _unwritten(expected.results, results):
         texts["written"] = text
     if kernel.deterministic and not _same(op, (results, first), (again, second)):
         texts["determinism"] = "two calls gave different bits"
-    if kernel.fake is not None and (text := _fake_differs(kernel.fake, sample, results)):
+    if kernel.fake is not None and (
+        text := _fake_differs(kernel.fake, physical_arguments(one), results)
+    ):
         texts["shape function"] = text
     return texts
 
@@ -160,12 +200,12 @@ def _same(
     return all(a.shape == b.shape and same_bits(a, b) for a, b in pairs)
 
 
-def _fake_differs(fake: str, sample: Sample, results: Sequence[Tensor]) -> str:
+def _fake_differs(fake: str, arguments: Mapping[str, Any], results: Sequence[Tensor]) -> str:
     """How the shape function's answer differs from the kernel's, in what a compiler relies on."""
     with FakeTensorMode() as mode:
         given = {
             name: mode.from_tensor(value) if isinstance(value, Tensor) else value
-            for name, value in sample.kwargs.items()
+            for name, value in arguments.items()
         }
         try:
             told = as_results(load_target(fake)(**given))

@@ -25,7 +25,7 @@ class OpSuite(Suite):
 
     @classmethod
     def look(cls, found: Subject, case: OpCase) -> tuple[Finding, ...]:
-        return check_kernel(case, found.torch_device, cls.problems)
+        return check_kernel(case, found.torch_device, cls.problems, found.offered)
 
     @classmethod
     def own_names(cls, found: Subject) -> set[str]:

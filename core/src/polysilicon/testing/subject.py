@@ -81,6 +81,11 @@ class Subject:
         )
 
     @property
+    def offered(self) -> dict[str, Layout]:
+        """Every layout on the device by name, core's too: what a kernel may ask for."""
+        return {} if self.device is None else self.table.offered(self.device)
+
+    @property
     def layouts(self) -> tuple[Layout, ...]:
         """The plugin's own layouts on the device."""
         if self.device is None:
