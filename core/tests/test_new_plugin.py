@@ -36,7 +36,7 @@ def test_command_says_what_it_wrote_and_what_comes_next(fresh: None, tmp_path: P
         f"  pip install -e '{package}[test]'",
         f"  pytest {package}",
         "  polysilicon explain rms_norm --device bolt:sim",
-        "docs/write-a-plugin.md goes on from here.",
+        "docs/write-a-plugin.md in the repository of polysilicon goes on from here.",
     ]
 
 

@@ -27,8 +27,10 @@ def new_plugin(
 
     package = write_plugin(name, folder)
     files = sum(path.is_file() for path in package.rglob("*"))
-    typer.echo(f"wrote {package}: {files} files. Next:")
-    typer.echo(f"  pip install -e '{package}[test]'")
-    typer.echo(f"  pytest {package}")
+    # With a leading ./ nothing takes the folder for the name of a package on an index.
+    shown = package if package.is_absolute() else f"./{package}"
+    typer.echo(f"wrote {shown}: {files} files. Next:")
+    typer.echo(f"  pip install -e '{shown}[test]'")
+    typer.echo(f"  pytest {shown}")
     typer.echo(f"  polysilicon explain rms_norm --device {name}:sim")
-    typer.echo("docs/write-a-plugin.md goes on from here.")
+    typer.echo("docs/write-a-plugin.md in the repository of polysilicon goes on from here.")
