@@ -68,6 +68,11 @@ def test_facts_given_as_a_dict_are_copied() -> None:
     assert device.facts["cores"] == 2
 
 
+def test_equal_problems_have_equal_hashes() -> None:
+    one, same = (Problem(op="linear", dtype="float32", facts={"in": 48}) for _ in range(2))
+    assert {one: 1}[same] == 1
+
+
 def test_every_new_field_has_a_default_so_that_old_plugins_keep_working() -> None:
     assert Device(name="a", kind="a").present
     assert Kernel(**KERNEL).form == "traceable"

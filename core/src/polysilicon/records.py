@@ -216,6 +216,10 @@ class Problem:
         formats = {role: str(stored) for role, stored in sorted(self.formats.items())}
         return f"{self.op} {self.dtype} {self.tokens} {formats} {dict(sorted(self.facts.items()))}"
 
+    def __hash__(self) -> int:
+        # The fields' own would raise: mappings have none.
+        return hash(self.key)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
