@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import os
 import warnings
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -23,7 +23,9 @@ class CompiledTriton:
 
     Attributes:
         name: name of the kernel function.
-        seconds: time that the compiler took, its caches empty.
+        toolchain: the compiler, e.g. `triton 3.9`: other minor versions make other code.
+        seconds: processor time of the compiler and the assemblers that it starts, nothing
+            cached; other work on the machine doesn't count.
         grid: the grid of the launch; empty where the launch had an error before it was known.
         constants: the kernel's constexpr arguments, an autotuned configuration's among them.
         num_warps: warps of a program.
@@ -36,6 +38,7 @@ class CompiledTriton:
     """
 
     name: str
+    toolchain: str
     seconds: float
     grid: tuple[int, ...] = ()
     constants: Mapping[str, Any] = field(default_factory=dict)
@@ -84,12 +87,14 @@ def compile_triton(
             return compile_triton(lambda: rms_norm(x), backend=..., arch=..., warp_size=...)
         ```
     """
+    version = triton_internals.require_triton().__version__
+    toolchain = "triton " + ".".join(version.split(".")[:2])
     found: list[CompiledTriton] = []
     seen: set[int] = set()
 
     def compile_one(launched: Launch) -> Any:
         """The compiled kernel, which the wrapper may look at; None where there is none."""
-        result, kernel = _compile(launched)
+        result, kernel = _compile(launched, toolchain)
         if kernel is None or id(kernel) not in seen:
             found.append(result)
         seen.add(id(kernel))
@@ -105,27 +110,33 @@ def compile_triton(
     return found
 
 
-def _compile(launched: Launch) -> tuple[CompiledTriton, Any]:
+def _compile(launched: Launch, toolchain: str) -> tuple[CompiledTriton, Any]:
     grid: tuple[int, ...] = ()
     kernel, error = None, ""
     with captured_stderr() as said, warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        start = time.perf_counter()
+        start = _processor_seconds()
         try:
             grid = launched.grid()
             kernel = launched.compile()
         except Exception as problem:
             error = _text(problem)
-        seconds = time.perf_counter() - start
+        seconds = _processor_seconds() - start
     noted = [f"warning: {w.message}" for w in warned if not triton_internals.is_noise(w)]
     diagnostics = "\n".join(filter(None, (said[0].strip(), *noted)))
     if kernel is None:
         failed = CompiledTriton(
-            name=launched.name, seconds=seconds, grid=grid, diagnostics=diagnostics, error=error
+            name=launched.name,
+            toolchain=toolchain,
+            seconds=seconds,
+            grid=grid,
+            diagnostics=diagnostics,
+            error=error,
         )
         return failed, None
     return CompiledTriton(
         name=launched.name,
+        toolchain=toolchain,
         seconds=seconds,
         grid=grid,
         constants=launched.constants(kernel),
@@ -135,6 +146,11 @@ def _compile(launched: Launch) -> tuple[CompiledTriton, Any]:
         asm=dict(kernel.asm),
         diagnostics=diagnostics,
     ), kernel
+
+
+def _processor_seconds() -> float:
+    """Of this process, and of the children that it has waited for."""
+    return sum(os.times()[:4])
 
 
 def _text(problem: BaseException) -> str:
