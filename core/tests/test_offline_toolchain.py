@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import os
+import subprocess
 import sys
 import types
+from typing import TYPE_CHECKING
 
 import pytest
 
 from polysilicon.errors import ToolchainError
-from polysilicon.offline.stderr import captured_stderr
 from polysilicon.offline.triton_internals import require_triton
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def _triton(version: str) -> types.ModuleType:
@@ -39,15 +42,20 @@ def test_known_version_is_accepted(version: str, monkeypatch: pytest.MonkeyPatch
     assert require_triton() is module
 
 
-def test_what_native_code_and_python_write_to_standard_error_is_captured() -> None:
-    with captured_stderr() as said:
-        os.write(2, b"native ")
-        sys.stderr.write("python")
-    assert said[0].startswith("native ")
-
-
-def test_standard_error_is_restored_after_an_exception(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(LookupError), captured_stderr():
-        raise LookupError
-    os.write(2, b"after")
-    assert capfd.readouterr().err == "after"
+@pytest.mark.parametrize("mode", ["w", "w+"])  # a file that can be read is captured in place
+def test_what_native_code_and_python_write_to_standard_error_is_captured(
+    tmp_path: Path, mode: str
+) -> None:
+    code = (
+        "import os, sys; from polysilicon.offline.stderr import captured_stderr as captured\n"
+        "os.write(2, b'before '); print('out', end=' ')\n"
+        "with captured() as said: os.write(2, b'native '); sys.stderr.write('python ')\n"
+        "os.write(2, b'after'); print(said)"
+    )
+    with (tmp_path / "stderr").open(mode) as file:
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=file, text=True, check=True
+        )
+    assert done.stdout == "out ['native python ']\n"
+    kept = "native python " if mode == "w+" else ""
+    assert (tmp_path / "stderr").read_text() == f"before {kept}after"

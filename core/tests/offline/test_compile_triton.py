@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +15,7 @@ pytest.importorskip("triton", reason="needs Triton: python -m nox -s offline")
 
 import torch
 import triton
+from packaging.version import Version
 
 from polysilicon.api import CompiledTriton, ToolchainError, compile_triton
 
@@ -122,7 +127,29 @@ def test_tensor_of_many_gigabytes_costs_nothing_and_needs_64_bit_addresses() -> 
     assert "tt.pointer_range = 32" not in ttir(1 << 20)
 
 
-def test_foreign_assembly_is_told_by_the_diagnostics_each_time() -> None:
+ENDS_THE_PROCESS = Version(triton.__version__) < Version("3.9")
+FOREIGN = """
+import kernels, torch
+from polysilicon.api import compile_triton
+x = torch.empty(64, device="meta")
+launch = lambda: kernels.ptx_only[(1,)](x, x, BLOCK=64)
+print(compile_triton(launch, backend="hip", arch="gfx942", warp_size=64)[0].diagnostics)
+"""
+
+
+def test_foreign_assembly_is_told_even_by_a_compiler_that_ends_the_process(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    here = os.pathsep.join((str(Path(__file__).parent), *filter(None, sys.path)))
+    with said.open("w+") as file:
+        command = [sys.executable, "-c", FOREIGN]
+        env = {**os.environ, "PYTHONPATH": here}
+        done = subprocess.run(command, stdout=file, stderr=file, env=env, check=False)
+    assert done.returncode == ENDS_THE_PROCESS
+    assert "allocate output register for constraint 'f'" in said.read_text()
+
+
+@pytest.mark.skipif(ENDS_THE_PROCESS, reason="this Triton ends the process instead")
+def test_foreign_assembly_is_told_each_time() -> None:
     x = torch.empty(64, device="meta")
     for _ in range(2):  # what a cache hands back would tell nothing the second time
         made = _one(lambda: kernels.ptx_only[(1,)](x, x, BLOCK=64), GFX942)

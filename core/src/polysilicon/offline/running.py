@@ -111,7 +111,7 @@ class _Worker:
                 command,
                 env={**os.environ, "PYTHONPATH": path},
                 stdin=subprocess.DEVNULL,
-                stdout=self.said,
+                stdout=subprocess.DEVNULL,
                 stderr=self.said,
                 pass_fds=(write,),
                 start_new_session=True,

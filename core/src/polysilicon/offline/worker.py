@@ -38,10 +38,10 @@ def main(device_name: str, pipe: str, *names: str) -> None:
 
 
 def _forget_output() -> None:
-    """Empties the file behind standard output: a crash is explained by its own kernel's words."""
-    sys.stdout.flush()
-    os.ftruncate(1, 0)
-    os.lseek(1, 0, os.SEEK_SET)
+    """Empties the file behind standard error: a crash is explained by its own kernel's words."""
+    sys.stderr.flush()
+    os.ftruncate(2, 0)
+    os.lseek(2, 0, os.SEEK_SET)
 
 
 def _compile(kernel: Kernel, device: Device, news: IO[str]) -> None:

@@ -12,7 +12,8 @@ The interpreter keeps bfloat16 as 16-bit integers, computes on them as on intege
 towards zero when it makes them, all without a word. Here `tl.dot` and casts of bfloat16 are made
 right, and other arithmetic on bfloat16 raises: a kernel widens to float32 after its loads and
 narrows at its stores. Results are the interpreter's: they show what a kernel means, not what a
-compiler makes of it, and nothing of its speed.
+compiler makes of it, and nothing of its speed. (Triton 3.6 interprets loops up to an argument only
+with NumPy below 2.4; with a later one they raise.)
 """
 
 from __future__ import annotations
