@@ -91,6 +91,12 @@ def test_crash_costs_only_its_kernel_and_says_what_was_last_heard() -> None:
     }
 
 
+def test_variant_that_comes_twice_is_a_problem() -> None:
+    first, second = _json("rms_norm_gated", status=1)
+    assert first["problems"] == []
+    assert second["problems"] == ["came twice: each variant of a kernel needs a name of its own"]
+
+
 def test_hang_is_killed_and_the_next_kernel_goes_on() -> None:
     names = ["gelu_and_mul.forge", "rms_norm.forge"]
     made = list(compile_kernels(find("forge:f1"), names, patience=5))

@@ -74,7 +74,7 @@ def _follow(
                 yield _failed(turn, "compiled nothing: its offline function yielded no variant")
             left.remove(turn.kernel)
         else:
-            made = _gated(**rest[0]) if kind == "compiled" else _failed(turn, rest[0])
+            made = _gated(turn, **rest[0]) if kind == "compiled" else _failed(turn, rest[0])
             turn.found.append(made)
             yield made
     if turn.kernel in left:
@@ -82,12 +82,16 @@ def _follow(
         yield _failed(turn, worker.epitaph())
 
 
-def _gated(*, seconds: float, problems: Sequence[str], **fields: Any) -> Compiled:
-    made = Compiled(seconds=seconds, problems=tuple(problems), **fields)
-    if seconds <= SLOW_SECONDS:
-        return made
-    slow = f"took {seconds:.0f} s to compile, at most {SLOW_SECONDS:.0f} s is accepted"
-    return replace(made, problems=(*made.problems, slow))
+def _gated(turn: _Turn, *, problems: Sequence[str], **fields: Any) -> Compiled:
+    """The record as the plugin made it, with what core has against it."""
+    made = Compiled(problems=tuple(problems), **fields)
+    more = []
+    if made.seconds > SLOW_SECONDS:
+        text = f"took {made.seconds:.0f} s to compile, at most {SLOW_SECONDS:.0f} s is accepted"
+        more.append(text)
+    if any(made.variant == other.variant for other in turn.found):
+        more.append("came twice: each variant of a kernel needs a name of its own")
+    return replace(made, problems=(*made.problems, *more))
 
 
 def _failed(turn: _Turn, problem: str) -> Compiled:

@@ -16,6 +16,7 @@ OFFLINE = {
     "linear": "does_nothing",
     "lm_head": "is_slow",
     "embedding": "names_another",
+    "rms_norm_gated": "repeats",
 }
 
 
@@ -78,3 +79,7 @@ def is_slow(device):
 
 def names_another(device):
     return [_compiled("linear", "in 64")]
+
+
+def repeats(device):
+    return [_compiled("rms_norm_gated", "hidden 64"), _compiled("rms_norm_gated", "hidden 64")]
