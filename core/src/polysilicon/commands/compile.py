@@ -11,6 +11,8 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rich.table import Table
+
     from polysilicon.records import Compiled, Device, Kernel, Provided
 
 #: Heading of a column and the fact in it, as `Compiled.facts` spells it.
@@ -18,8 +20,8 @@ COLUMNS = {
     "registers": "registers",
     "spills": "spills",
     "shared": "shared_bytes",
-    "matrix instruction": "matrix_instruction",
     "code": "code_bytes",
+    "matrix instruction": "matrix_instruction",
 }
 
 
@@ -155,24 +157,10 @@ def _row(entry: Provided[Kernel], compiled: Compiled) -> dict[str, Any]:
 def _show(rows: list[dict[str, Any]], device: Device) -> None:
     from rich.console import Console
     from rich.markup import escape
-    from rich.table import Table
 
-    shown = Table()
-    shown.add_column("kernel", overflow="fold")
-    shown.add_column("variant", overflow="fold")
-    for heading in ("seconds", *COLUMNS):
-        shown.add_column(heading, justify="right", overflow="fold")
-    for row in rows:
-        facts = [row["facts"].get(fact) for fact in COLUMNS.values()]
-        shown.add_row(
-            row["kernel"],
-            escape(row["variant"]),
-            f"{row['seconds']:.1f}",
-            *("" if fact is None else str(fact) for fact in facts),
-            style="red" if row["problems"] else "",
-        )
     console = Console()
-    console.print(shown)
+    for kernel in dict.fromkeys(row["kernel"] for row in rows):
+        console.print(_table(kernel, [row for row in rows if row["kernel"] == kernel]))
     for row in rows:
         for problem in row["problems"]:
             console.print(f"[red]{row['kernel']}[/]", escape(f"{row['variant']}: {problem}"))
@@ -180,3 +168,23 @@ def _show(rows: list[dict[str, Any]], device: Device) -> None:
     console.print(
         f"{len(rows)} variants for {device.name}, {bad} with problems: compiled offline, not run"
     )
+
+
+def _table(kernel: str, rows: list[dict[str, Any]]) -> Table:
+    """One kernel's variants, narrow enough for 80 columns."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    shown = Table(title=kernel, title_justify="left", box=None, pad_edge=False)
+    shown.add_column("variant", overflow="fold")
+    for heading in ("seconds", *COLUMNS):
+        shown.add_column(heading, justify="right", overflow="fold")
+    for row in rows:
+        facts = [row["facts"].get(fact) for fact in COLUMNS.values()]
+        shown.add_row(
+            escape(row["variant"]),
+            f"{row['seconds']:.1f}",
+            *("" if fact is None else escape(str(fact)) for fact in facts),
+            style="red" if row["problems"] else "",
+        )
+    return shown
