@@ -1,1 +1,0 @@
-"""Polysilicon on Google TPUs; core finds the module `plugin` by its entry point."""
