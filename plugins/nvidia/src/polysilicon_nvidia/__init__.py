@@ -1,0 +1,1 @@
+"""NVIDIA's GPUs for Polysilicon: detection, layouts and kernels. `plugin.py` answers the hooks."""
