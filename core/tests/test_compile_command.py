@@ -99,9 +99,9 @@ def test_variant_that_comes_twice_is_a_problem() -> None:
 
 def test_hang_is_killed_and_the_next_kernel_goes_on() -> None:
     names = ["gelu_and_mul.forge", "rms_norm.forge"]
-    made = list(compile_kernels(find("forge:f1"), names, patience=5))
+    made = list(compile_kernels(find("forge:f1"), names, patience=10))
     assert [m.kernel for m in made] == ["gelu_and_mul.forge", "rms_norm.forge", "rms_norm.forge"]
-    assert made[0].problems == ("hangs: killed after 5 s without a result",)
+    assert made[0].problems == ("hangs: killed after 10 s without a result",)
 
 
 @pytest.mark.parametrize(

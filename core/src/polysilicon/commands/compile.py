@@ -171,16 +171,18 @@ def _show(rows: list[dict[str, Any]], device: Device) -> None:
 
 
 def _table(kernel: str, rows: list[dict[str, Any]]) -> Table:
-    """One kernel's variants, narrow enough for 80 columns."""
+    """One kernel's variants, narrow enough for 80 columns; `--json` has the other facts too."""
     from rich.markup import escape
     from rich.table import Table
 
     shown = Table(title=kernel, title_justify="left", box=None, pad_edge=False)
     shown.add_column("variant", overflow="fold")
-    for heading in ("seconds", *COLUMNS):
+    stated = {fact for row in rows for fact in row["facts"]}
+    columns = {heading: fact for heading, fact in COLUMNS.items() if fact in stated}
+    for heading in ("seconds", *columns):
         shown.add_column(heading, justify="right", overflow="fold")
     for row in rows:
-        facts = [row["facts"].get(fact) for fact in COLUMNS.values()]
+        facts = [row["facts"].get(fact) for fact in columns.values()]
         shown.add_row(
             escape(row["variant"]),
             f"{row['seconds']:.1f}",

@@ -105,7 +105,7 @@ def compile_triton(
     if not found:
         raise ValueError(
             "compile_triton: launch() launched no Triton kernel; it must call the host wrapper "
-            "with arguments for which the wrapper launches one"
+            "itself, with arguments for which that launches one (a torch.library op runs its fake)"
         )
     return found
 
