@@ -52,7 +52,8 @@ def takes_packed(op: Op, name: str, layouts: Mapping[str, str], function: Call) 
         return function
     from polysilicon.packed import accepting
 
-    return accepting(name, op.arguments, layouts, function)
+    accepted: Call = accepting(name, op.arguments, layouts, function)
+    return accepted
 
 
 def callable_for(op: Op, cuts: Sequence[tuple[int, Kernel, Call]]) -> Call:

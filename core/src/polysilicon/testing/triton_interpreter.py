@@ -12,8 +12,7 @@ The interpreter keeps bfloat16 as 16-bit integers, computes on them as on intege
 towards zero when it makes them, all without a word. Here `tl.dot` and casts of bfloat16 are made
 right, and other arithmetic on bfloat16 raises: a kernel widens to float32 after its loads and
 narrows at its stores. Results are the interpreter's: they show what a kernel means, not what a
-compiler makes of it, and nothing of its speed. (Triton 3.6 interprets loops up to an argument only
-with NumPy below 2.4; with a later one they raise.)
+compiler makes of it, and nothing of its speed.
 """
 
 from __future__ import annotations
@@ -58,6 +57,7 @@ def mend() -> None:
     """Makes bfloat16 right in the interpreter of an imported Triton; `activate()` calls it."""
     interpreter = importlib.import_module("triton.runtime.interpreter")
     _mend_values(interpreter)
+    _mend_loops(interpreter)
     _refuse_arithmetic(interpreter)
 
 
@@ -84,6 +84,17 @@ def _mend_values(interpreter: Any) -> None:
         return interpreter.TensorHandle(_narrow(source.data), bfloat16)
 
     builder.create_dot, builder.cast_impl = create_dot, cast_impl
+
+
+def _mend_loops(interpreter: Any) -> None:
+    """`range()` up to an argument, which with Triton 3.6 and NumPy from 2.4 on raises."""
+    patch = interpreter._patch_lang_tensor
+
+    def patch_tensor(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch_tensor
 
 
 def _refuse_arithmetic(interpreter: Any) -> None:
