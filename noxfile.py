@@ -227,9 +227,8 @@ def backcompat(session: nox.Session, cell: Cell) -> None:
     test_cell(session, cell)
 
 
-@nox.session(tags=["main"])
-def together(session: nox.Session) -> None:
-    """Core and all plugins in one environment: the tests that no one of them can own."""
+def install_all(session: nox.Session) -> None:
+    """Installs core, all plugins of the tree, and what their tests need."""
     built = {"polysilicon[models,testing]": wheel(session, find(ROOT, CORE))}
     every: set[str] = set()
     for plugin in PLUGINS:
@@ -237,6 +236,12 @@ def together(session: nox.Session) -> None:
         built[plugin.project().name + extras] = wheel(session, plugin)
         every.update(tools)
     install_wheels(session, built, *TEST_TOOLS, *sorted(every))
+
+
+@nox.session(tags=["main"])
+def together(session: nox.Session) -> None:
+    """Core and all plugins in one environment: the tests that no one of them can own."""
+    install_all(session)
     install_models(session)
     default = (*PARALLEL, "tests", "--ignore", "tests/releasing")
     session.run("pytest", *(session.posargs or default), env=TESTS)
@@ -301,6 +306,13 @@ def minimums(session: nox.Session, distribution: Distribution) -> None:
     )
     tests = f"{distribution.folder}/tests"
     session.run("pytest", *(session.posargs or (tests, "--ignore", f"{tests}/aot")), env=TESTS)
+
+
+@nox.session(default=False)
+def golden(session: nox.Session) -> None:
+    """Writes tests/golden anew: what each chip gets. The difference is yours to commit."""
+    install_all(session)
+    session.run("python", "tests/golden_choices.py", "--update", env=TESTS)
 
 
 @nox.session(default=False)
