@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from polysilicon.api import Problem
+from polysilicon.api import Layout, Problem
 from polysilicon.devices import as_dict, find
 from polysilicon.explaining import explain, span_text
 from polysilicon.selection import current_table
@@ -77,11 +77,7 @@ def describe(chip: str) -> dict[str, Any]:
         },
         # The first of a role is the device's default.
         "layouts": {
-            role: [
-                {"name": one.name, "dims": list(one.dims), "facts": dict(one.facts)}
-                for one in layouts
-                if one.role == role
-            ]
+            role: [_layout_text(one) for one in layouts if one.role == role]
             for role in sorted({one.role for one in layouts})
         },
         "kernels": {
@@ -94,18 +90,23 @@ def describe(chip: str) -> dict[str, Any]:
     }
 
 
-def _chosen(problem: Problem, chip: str) -> dict[str, str]:
-    """Token counts → the kernel that serves them, with the layouts in which it takes arguments."""
+def _layout_text(layout: Layout) -> str:
+    facts = "".join(f" {key}={value}" for key, value in layout.facts.items())
+    return f"{layout.name} [{', '.join(layout.dims)}]{facts}"
+
+
+def _chosen(problem: Problem, chip: str) -> str:
+    """The kernel and the layouts in which it takes arguments; each with its token counts."""
     spans = [
         (span, candidate.provided.record)
         for candidate in explain(problem, device=chip).candidates
         for span in candidate.chosen
     ]
-    return {
-        span_text(span): kernel.name
+    return "; ".join(
+        f"{span_text(span)} tokens: {kernel.name}"
         + "".join(f", {name} in {layout}" for name, layout in sorted(kernel.layouts.items()))
         for span, kernel in sorted(spans, key=lambda entry: entry[0])
-    }
+    )
 
 
 def text_of(described: dict[str, Any]) -> str:

@@ -65,3 +65,10 @@ def test_an_unknown_chip_is_told_with_those_that_the_plugin_knows(unknown: str, 
     assert done.exit_code == 2
     assert unknown.partition(":")[2] in done.stderr
     assert known in done.stderr
+
+
+@pytest.mark.parametrize("chip", ONE_EACH)
+def test_compile_says_where_there_is_nothing_to_compile(chip: str) -> None:
+    done = _polysilicon("compile", "sampling", "--device", chip)
+    assert done.exit_code == 2
+    assert "no kernel of sampling for" in done.stderr
