@@ -35,6 +35,11 @@ def test_text_is_the_table() -> None:
         assert part in text
 
 
+def test_command_in_a_reason_is_shown_with_its_brackets() -> None:
+    found = table(kernel("extra", supports=lambda problem: "pip install 'acme[run]'"))
+    assert "'acme[run]'" in str(explain("silu_and_mul", device="cpu", table=found))
+
+
 def test_nothing_that_fits_is_explained_and_no_error() -> None:
     found = table(kernel("right", device="other"), portable=False)
     (candidate,) = explain("silu_and_mul", device="cpu", table=found).candidates

@@ -123,6 +123,7 @@ def _title(explanation: Explanation) -> str:
 
 
 def _rich_table(title: str, candidates: Sequence[Candidate]) -> RichTable:
+    from rich.markup import escape
     from rich.table import Table as RichTable
 
     shown = RichTable(title=title, title_justify="left")
@@ -139,7 +140,7 @@ def _rich_table(title: str, candidates: Sequence[Candidate]) -> RichTable:
             candidate.provided.origin.plugin,
             kernel.device,
             str(kernel.rank),
-            candidate.reason,
+            escape(candidate.reason),
             style="bold" if candidate.chosen else "dim",
         )
     return shown

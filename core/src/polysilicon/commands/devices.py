@@ -25,6 +25,7 @@ def devices(
         typer.echo(json.dumps({"schema": 1, "devices": rows}))
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table("device", "arch", "torch", "memory", "state", "facts")
@@ -37,6 +38,6 @@ def devices(
             row["torch_device"],
             "?" if memory is None else f"{memory / 2**30:.1f} GiB",
             state + (", simulated" if row["simulated"] else ""),
-            ", ".join(f"{key}={value}" for key, value in row["facts"].items()),
+            escape(", ".join(f"{key}={value}" for key, value in row["facts"].items())),
         )
     Console().print(table)

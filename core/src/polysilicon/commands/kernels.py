@@ -46,6 +46,7 @@ def kernels(
 def _show(rows: list[dict[str, Any]]) -> None:
     """A table that fits 80 columns, and under it what there is to say of single kernels."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     shown = Table()
@@ -69,7 +70,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
         state = "" if row["state"] == "offered" else row["state"]
         said = "; ".join(filter(None, (state, row["note"])))
         if said:
-            console.print(f"[bold]{row['name']}[/]: {said}", highlight=False)
+            console.print(f"[bold]{row['name']}[/]: {escape(said)}", highlight=False)
 
 
 def _row(entry: Provided[Kernel], disabled: bool, known: bool) -> dict[str, Any]:

@@ -28,11 +28,12 @@ def plugins(
         typer.echo(json.dumps({"schema": 1, "plugins": rows}))
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table("plugin", "distribution", "version", "state", "reason")
     for row in found():
         state = f"[{_STYLES[row.state]}]{row.state}[/]"
         reason = row.reason + (f"\nwhat to do: {row.remedy}" if row.remedy else "")
-        table.add_row(row.name, row.distribution, row.version, state, reason)
+        table.add_row(row.name, row.distribution, row.version, state, escape(reason))
     Console().print(table)

@@ -145,7 +145,7 @@ def _lines(descriptor: int, limit: float) -> Iterator[bytes | None]:
 
 def _judged(kernel: str, answer: Mapping[str, Any]) -> Compiled:
     """The record of one answer of the compiler's process."""
-    facts: dict[str, Any] = {"toolchain": f"libtpu {version('libtpu')}", "run": "never on a TPU"}
+    facts: dict[str, Any] = {"toolchain": f"libtpu {version('libtpu')}"}
     if refusal := answer.get("error"):
         problems = [f"the compiler refuses it: {refusal}"]
     else:

@@ -38,7 +38,9 @@ def _compiled(program: dict[str, Any], where: SingleDeviceSharding) -> dict[str,
     function, arguments = getattr(builders, attribute)(**program["parameters"])
     specs = [jax.ShapeDtypeStruct(shape, dtype, sharding=where) for shape, dtype in arguments]
     try:
-        lowered = jax.jit(function).trace(*specs).lower(lowering_platforms=("tpu",))
+        # An argument that is not used has a layout, too.
+        jitted = jax.jit(function, keep_unused=True)
+        lowered = jitted.trace(*specs).lower(lowering_platforms=("tpu",))
         executable = lowered.compile()
     except Exception as error:  # whatever the compiler raises is its answer
         text = " ".join(f"{type(error).__name__}: {error}".split())

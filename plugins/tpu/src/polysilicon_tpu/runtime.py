@@ -1,7 +1,7 @@
 """Where a Pallas kernel can run: on a TPU through torch_tpu, or in Pallas's interpreter.
 
-Experimental: the part for a TPU follows torch_tpu 0.2's documented interface, and its op was
-registered and traced with fake tensors; nothing here was ever executed on a TPU.
+Experimental: what is for a TPU was tried with torch_tpu 0.2 as far as it goes without one (the
+op is made and traced, tests/runtime); nothing here was ever executed on a TPU.
 """
 
 from __future__ import annotations

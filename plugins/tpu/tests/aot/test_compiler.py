@@ -6,12 +6,17 @@ Nothing is skipped here: whoever asks for this folder wants the compiler, and a 
 from __future__ import annotations
 
 import functools
+import json
 import random
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from polysilicon.api import PolysiliconError
+from polysilicon_tpu import kernels
 from polysilicon_tpu.chips import CHIPS, LANES, SMEM_BYTES, SUBLANES, Chip
 from polysilicon_tpu.compiled import Program, compile_programs
 from polysilicon_tpu.device import devices
@@ -21,6 +26,8 @@ from polysilicon_tpu.layout import ELEMENTS, TpuTiling
 if TYPE_CHECKING:
     from polysilicon.api import Compiled, Device
 
+#: Written by `polysilicon compile --device tpu:ARCH --write-budget` this folder.
+BUDGETS = Path(kernels.__file__).parent
 ARCHES = [chip.arch for chip in CHIPS]
 
 
@@ -47,7 +54,17 @@ def test_compiled_kernel_is_in_the_program_and_fits_vector_memory(chip: Chip) ->
     for one in _kernel(chip.arch):
         assert one.facts["custom_calls"] == "polysilicon_rms_norm", one.variant
         assert int(one.facts["vmem_bytes"] or 0) <= chip.scoped_vmem_bytes, one.variant
-        assert one.facts["run"] == "never on a TPU"
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_kernels_cost_what_their_budget_says(arch: str) -> None:
+    command = [sys.executable, "-m", "polysilicon", "compile", "--device", f"tpu:{arch}", "--json"]
+    ran = subprocess.run(
+        [*command, "--check-budget", str(BUDGETS)], capture_output=True, text=True, check=False
+    )
+    rows = json.loads(ran.stdout)["kernels"]
+    assert {row["variant"]: row["problems"] for row in rows if row["problems"]} == {}
+    assert (ran.returncode, len(rows)) == (0, 6)
 
 
 #: Of each rank: what differs in padding, order or tile, then seeded ones.
@@ -64,7 +81,7 @@ SHAPES = [
 def _shapes(seed: int) -> list[tuple[int, ...]]:
     draw = random.Random(seed)
     sizes = (1, 2, 3, 5, 7, 8, 12, 16, 17, 31, 32, 33, 64, 96, 100, 127, 128, 129, 256, 576)
-    return SHAPES + [tuple(draw.choices(sizes, k=draw.randint(1, 4))) for _ in range(16)]
+    return SHAPES + [tuple(draw.choices(sizes, k=draw.randint(1, 4))) for _ in range(40)]
 
 
 @pytest.mark.parametrize("arch", ARCHES)
@@ -85,9 +102,8 @@ def test_layout_rule_is_the_compilers(arch: str) -> None:
     )
     for answer in answers:
         tilings = [TpuTiling(shape=shape, dtype=answer.variant) for shape in shapes]
-        given, _, returned = str(answer.facts["layout"]).partition(")->(")
-        expected = ", ".join(tiling.describe() for tiling in tilings)
-        assert (given[1:], returned[:-1]) == (expected, expected), answer.variant
+        given = str(answer.facts["layout"]).partition(")->")[0].removeprefix("(")
+        assert given == ", ".join(tiling.describe() for tiling in tilings), answer.variant
         assert answer.facts["argument_bytes"] == sum(t.padded_bytes for t in tilings)
 
 
