@@ -42,13 +42,15 @@ class Found:
         state: `present`: a TPU with a device node; `aot_only`: none, but the
             compiler is installed; `absent`: neither.
         chips: architecture → number of usable chips.
-        evidence: one sentence for each thing that was looked at.
+        evidence: one sentence for each PCI device of Google's, or that there is none.
+        installed: which of jax, libtpu and torch_tpu could be imported: a capability.
         refined: facts that the environment adds.
     """
 
     state: Literal["present", "aot_only", "absent"]
     chips: Mapping[str, int]
     evidence: tuple[str, ...]
+    installed: tuple[str, ...]
     refined: Mapping[str, str]
 
 
@@ -75,8 +77,7 @@ def look(
             chips[usable.arch] = chips.get(usable.arch, 0) + 1
     if not evidence:
         evidence.append(f"no PCI device of vendor {PCI_VENDOR}")
-    installed = [name for name in ("jax", "libtpu", "torch_tpu") if find_spec(name)]
-    evidence.append(f"installed: {', '.join(installed) or 'no jax, libtpu or torch_tpu'}")
+    installed = tuple(name for name in ("jax", "libtpu", "torch_tpu") if find_spec(name))
     variables = os.environ if environment is None else environment
     refined = {fact: variables[name] for name, fact in _REFINING.items() if variables.get(name)}
     compiles = {"jax", "libtpu"} <= set(installed)
@@ -84,6 +85,7 @@ def look(
         state="present" if chips else "aot_only" if compiles else "absent",
         chips=chips,
         evidence=tuple(evidence),
+        installed=installed,
         refined=refined if chips else {},
     )
 
