@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from scripts import script
+from scripts import ROOT, script
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,6 +52,11 @@ def test_section_of_the_readme_is_current() -> None:
     assert text == MATRIX.with_section(text, MATRIX.render_short(MATRIX.committed())), AGAIN
 
 
+def test_every_plugin_of_this_repository_has_results() -> None:
+    plugins = {file.parent.name for file in ROOT.glob("plugins/*/pyproject.toml")}
+    assert {"core", *plugins} == {run["plugin"] for run in MATRIX.committed()}
+
+
 def test_dtypes_that_fare_alike_share_a_row_and_gaps_state_their_reason() -> None:
     rows = MATRIX.render_page(MATRIX.results_of(_report())).splitlines()
     assert "| op | kernel | dtypes | acme:x1, simulator |" in rows
@@ -73,9 +78,11 @@ def test_short_table_counts() -> None:
 
 def _compiled(*problems: str) -> dict[str, Any]:
     """What `polysilicon compile --json` says of two variants of one kernel."""
-    made = {"op": "linear", "kernel": "linear.acme", "plugin": "acme", "origin": "acme 1.2"}
+    made: dict[str, Any] = {"op": "linear", "kernel": "linear.acme"}
+    made |= {"plugin": "acme", "origin": "acme 1.2"}
+    made["facts"] = {"toolchain": "acc 7"}
     variants = [
-        {**made, "variant": "width 64 bfloat16", "problems": []},
+        {**made, "variant": "width 64 bfloat16: split", "problems": []},
         {**made, "variant": "width 128 float16", "problems": list(problems)},
     ]
     return {"schema": 1, "device": "acme:x2", "kernels": variants}
@@ -88,14 +95,16 @@ def test_what_was_only_compiled_stands_beside_what_ran() -> None:
     assert "| `linear` | `linear.acme` | float32 | passes | – |" in rows
     assert "| `linear` | `linear.acme` | float16 | passes | fails (spills) |" in rows
     assert "| `linear` | `linear.acme` | bfloat16 | – | compiles |" in rows
+    assert "- acme:x2, compiled: acme 1.2, acc 7" in rows
 
 
-def test_variants_that_name_no_dtype_speak_for_all() -> None:
+def test_variants_that_name_no_dtype_say_so() -> None:
     report = _compiled()
     report["kernels"] = [{**report["kernels"][0], "variant": "width 64"}]
+    said = "compiles (variants name no dtype)"
     runs = [*MATRIX.results_of(_report()), *MATRIX.results_of(report)]
     rows = MATRIX.render_page(runs).splitlines()
-    assert "| `linear` | `linear.acme` | float32, float16 | passes | compiles |" in rows
+    assert f"| `linear` | `linear.acme` | float32, float16 | passes | {said} |" in rows
 
 
 @pytest.fixture
