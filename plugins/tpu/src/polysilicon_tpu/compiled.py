@@ -15,6 +15,7 @@ import select
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -89,22 +90,25 @@ def compile_programs(
         raise DeviceError(f"{device.name} is no TPU to compile for: expected one of {names}")
     answers: list[Compiled] = []
     while waiting := programs[len(answers) :]:
-        lines, error = _run(chip.topology, waiting, limit)
-        answers += [_judged(kernel, json.loads(line)) for line in lines]
-        if len(lines) == len(waiting):
-            break
-        if error is not None:
-            raise PolysiliconError(f"the TPU compiler's process failed: {error}")
-        hanging = waiting[len(lines)].variant
-        text = f"still compiling after {limit:.0f} s: its blocks are too large by far"
-        answers.append(Compiled(kernel=kernel, variant=hanging, seconds=limit, problems=(text,)))
+        begin = time.monotonic()
+        lines, against_next = _run(chip.topology, waiting, limit)
+        done = [_judged(kernel, json.loads(line)) for line in lines]
+        answers += done
+        if against_next:
+            seconds = time.monotonic() - begin - sum(one.seconds for one in done)
+            answers.append(
+                Compiled(
+                    kernel=kernel,
+                    variant=waiting[len(lines)].variant,
+                    seconds=seconds,
+                    problems=(against_next,),
+                )
+            )
     return answers
 
 
-def _run(
-    topology: str, programs: Sequence[Program], limit: float
-) -> tuple[list[bytes], str | None]:
-    """The answers of one process, a line each, and why it failed; None where it ran out of time."""
+def _run(topology: str, programs: Sequence[Program], limit: float) -> tuple[list[bytes], str]:
+    """The answers of one process, a line each, and what the program after them did to it, if so."""
     asked = {"topology": topology, "programs": [asdict(program) for program in programs]}
     found = os.pathsep.join(filter(None, sys.path))
     lines: list[bytes] = []
@@ -124,11 +128,17 @@ def _run(
             for line in _lines(process.stdout.fileno(), limit):
                 if line is None:
                     process.kill()
-                    return lines, None
+                    return lines, f"still compiling after {limit:.0f} s: its blocks are too large"
                 lines.append(line)
         said.seek(0)
         last = (said.read().decode(errors="replace").strip().splitlines() or ["no output"])[-1]
-    return lines, f"exit status {process.returncode}: {last}"
+    if len(lines) == len(programs):
+        return lines, ""
+    if process.returncode < 0:
+        return lines, f"the compiler ended by signal {-process.returncode}: {last}"
+    raise PolysiliconError(
+        f"the TPU compiler's process failed: exit status {process.returncode}: {last}"
+    )
 
 
 def _lines(descriptor: int, limit: float) -> Iterator[bytes | None]:

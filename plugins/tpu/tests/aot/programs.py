@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -18,6 +19,11 @@ def hangs() -> tuple[Any, Any]:
     """Stands for a program on which the compiler never ends."""
     time.sleep(600)
     raise AssertionError("nobody waits this long")
+
+
+def aborts() -> tuple[Any, Any]:
+    """Stands for a program of which the compiler dies."""
+    os.abort()
 
 
 def fine() -> tuple[Any, Any]:

@@ -140,7 +140,17 @@ def test_hanging_program_is_given_up_and_the_next_one_compiled() -> None:
     ]
     answers = compile_programs("none", programs, _device("v6e"), limit=8)
     assert [one.variant for one in answers] == ["first", "hanging", "last"]
-    assert answers[1].problems == ("still compiling after 8 s: its blocks are too large by far",)
+    assert answers[1].problems == ("still compiling after 8 s: its blocks are too large",)
+
+
+def test_compiler_that_dies_costs_only_the_program_it_died_of() -> None:
+    programs = [
+        Program(variant="deadly", builder="programs:aborts"),
+        Program(variant="last", builder="programs:fine"),
+    ]
+    deadly, last = compile_programs("none", programs, _device("v6e"))
+    assert deadly.problems[0].startswith("the compiler ended by signal 6")
+    assert (last.variant, last.facts["custom_calls"]) == ("last", "")
 
 
 def test_process_that_fails_is_one_error() -> None:
