@@ -342,6 +342,16 @@ def tpu_aot(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def tpu_runtime(session: nox.Session) -> None:
+    """The TPU kernels as ops of torch_tpu: made and traced, as far as it goes without a TPU."""
+    plugin = find(ROOT, "tpu")
+    parts = {"polysilicon[testing]": wheel(session, find(ROOT, CORE))}
+    parts[f"{plugin.project().name}[test,runtime]"] = wheel(session, plugin)
+    install_wheels(session, parts)
+    session.run("pytest", *(session.posargs or ("plugins/tpu/tests/runtime",)), env=TESTS)
+
+
+@nox.session(default=False)
 def release(session: nox.Session) -> None:
     """`nox -s release -- nvidia 0.1.1 [--dry-run]`: every step up to the upload."""
     install(session, "nox[uv]", "packaging", "towncrier")
