@@ -141,7 +141,10 @@ def cells(found: list[Cell]) -> list[nox.param]:
 
 
 def test_cell(session: nox.Session, cell: Cell) -> None:
-    """Installs the wheels of a cell and runs that plugin's own tests."""
+    """Installs the wheels of a cell and runs that plugin's own tests.
+
+    Where both are of the tree, the conformance suite's report is held against the support matrix.
+    """
     if cell.fail:
         session.error(cell.fail)
     if cell.skip:
@@ -158,11 +161,16 @@ def test_cell(session: nox.Session, cell: Cell) -> None:
     install_wheels(session, parts, *tools)
     # A released plugin may call what has become deprecated since: that is told, and no break.
     lenient = ("-W", "default::DeprecationWarning") if cell.released else ()
+    of_the_tree = cell.core is None and cell.released is None
+    file = str(Path(session.create_tmp()) / "report.json")
     session.run(
         *("pytest", *lenient, "--ignore", str(folder / "tests" / "aot")),
+        *(("--polysilicon-report", file) if of_the_tree else ()),
         *(str(folder / "tests"), *session.posargs),
         env=TESTS,
     )
+    if of_the_tree and not session.posargs:
+        session.run("python", "docs/generate_support_matrix.py", "--check", file)
 
 
 def released(session: nox.Session, release: matrix.Release) -> Path:
