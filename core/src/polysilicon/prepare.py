@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from polysilicon import ops, selection
 from polysilicon.blame import kernel_failed
@@ -12,35 +12,43 @@ from polysilicon.devices import find, require_runnable
 from polysilicon.explaining import span_text
 from polysilicon.layers.base import Layer
 from polysilicon.proof import Proof
+from polysilicon.weights import Weights
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from torch import nn
 
     from polysilicon.errors import KernelError
-    from polysilicon.records import Device
-    from polysilicon.selection import Binding, Table
+    from polysilicon.records import Device, Kernel, Provided
+    from polysilicon.selection import Binding, Judge, Table
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """One op slot of one layer and what serves it."""
+    """One op slot of one layer and what serves it; `note` says why a weight could not be packed."""
 
     layer: str
     attribute: str
     binding: Binding
+    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One line of the report: which kernel serves an op, at which token counts, how often, why."""
+    """One line of the report: which kernel serves an op, at which token counts, how often, why.
+
+    `layouts` says which arguments lie packed, and how: argument → name of the layout.
+    """
 
     op: str
     kernel: str
     tokens: str
     uses: int
     reason: str
+    layouts: Mapping[str, str] = field(default_factory=dict)
 
-    def as_dict(self) -> dict[str, str | int]:
+    def as_dict(self) -> dict[str, Any]:
         """One entry of `ops` in the documented JSON (docs/json.md)."""
         return {
             "op": self.op,
@@ -48,6 +56,7 @@ class Row:
             "tokens": self.tokens,
             "uses": self.uses,
             "reason": self.reason,
+            "layouts": dict(self.layouts),
         }
 
 
@@ -67,17 +76,26 @@ class Prepared:
     @property
     def rows(self) -> tuple[Row, ...]:
         """op → kernel → reason, in the order in which the model uses them."""
-        uses: dict[tuple[str, str, str, str], int] = {}
+        uses: dict[tuple[str, str, str, str, tuple[tuple[str, str], ...]], int] = {}
         for one in self.bound:
             low = one.binding.problem.tokens[0]
+            layouts = tuple((name, layout.name) for name, layout in one.binding.layouts.items())
             for highest, choice in one.binding.cuts:
                 tokens = span_text((low, highest))
-                key = (one.binding.problem.op, choice.kernel.name, tokens, choice.reason)
+                reason = "; ".join(filter(None, (choice.reason, one.note)))
+                key = (one.binding.problem.op, choice.kernel.name, tokens, reason, layouts)
                 uses[key] = uses.get(key, 0) + 1
                 low = highest + 1
         return tuple(
-            Row(op=op, kernel=kernel, tokens=tokens, uses=count, reason=reason)
-            for (op, kernel, tokens, reason), count in uses.items()
+            Row(
+                op=op,
+                kernel=kernel,
+                tokens=tokens,
+                uses=count,
+                reason=reason,
+                layouts=dict(layouts),
+            )
+            for (op, kernel, tokens, reason, layouts), count in uses.items()
         )
 
     def kernel_failed(self, error: BaseException) -> KernelError | None:
@@ -91,6 +109,9 @@ def prepare(
     """Chooses a kernel for every op of every layer of `model` and binds it, in place.
 
     Plugin kernels are proven against the portable ones first (`POLYSILICON_PROOF=off` skips it).
+    Where a kernel takes a weight packed, the weight is packed, layer by layer, and its plain memory
+    goes; `state_dict()`, saving, copying, loading and `undo()` go on seeing the logical values. The
+    weights of a model that was prepared before are made plain where they must lie otherwise now.
     A model without our layers comes back unchanged, with no rows: `adapt()` puts them in.
 
     Example:
@@ -107,28 +128,50 @@ def prepare(
     _refuse_meta(model)
     table = table or selection.current_table()
     proof = Proof(found, table)
+    bound = bind_layers(model, found, table, proof.judge)
+    return Prepared(device=found, bound=bound, fingerprint=_fingerprint(table, found, bound, proof))
+
+
+def bind_layers(
+    model: nn.Module, device: Device, table: Table, judge: Judge | None = None
+) -> tuple[Bound, ...]:
+    """Binds every op slot of every layer and packs the weights that the kernels take packed."""
     known: dict[str, Binding] = {}
     bound = []
+    weights: Weights | None = None
     for name, layer in model.named_modules():
         if not isinstance(layer, Layer):
             continue
         for attribute, problem in layer.problems().items():
-            if problem.key not in known:
-                known[problem.key] = selection.bind(
-                    problem,
-                    device=found,
-                    table=table,
-                    judge=proof.judge,
-                    plain=dict.fromkeys(ops.get(problem.op).roles, "its layer keeps it plain"),
+            plain: dict[str, str] = {}
+            if _any_packs(problem.op, table.kernels[device.name]):
+                weights = weights or Weights(model)
+                plain = weights.plain(layer, attribute, ops.get(problem.op).roles)
+            key = f"{problem.key} {sorted(plain.items())}"
+            if key not in known:
+                known[key] = selection.bind(
+                    problem, device=device, table=table, judge=judge, plain=plain
                 )
-            binding = known[problem.key]
+            binding = known[key]
+            layer.lay_out(attribute, binding.layouts)
             layer.bind_kernel(attribute, binding.fn)
-            bound.append(Bound(layer=name, attribute=attribute, binding=binding))
-    return Prepared(
-        device=found,
-        bound=tuple(bound),
-        fingerprint=_fingerprint(table, found, known, proof),
-    )
+            note = _note(binding, plain)
+            bound.append(Bound(layer=name, attribute=attribute, binding=binding, note=note))
+    return tuple(bound)
+
+
+def _any_packs(op: str, offered: Sequence[Provided[Kernel]]) -> bool:
+    return any(entry.record.op == op and entry.record.layouts for entry in offered)
+
+
+def _note(binding: Binding, plain: dict[str, str]) -> str:
+    """Why arguments stayed plain for which some kernel would have taken them packed."""
+    told = [
+        f"{argument} stays plain: {reason}"
+        for argument, reason in plain.items()
+        if any(candidate.reason.endswith(reason) for candidate in binding.candidates)
+    ]
+    return "; ".join(told)
 
 
 def _refuse_meta(model: nn.Module) -> None:
@@ -141,8 +184,11 @@ def _refuse_meta(model: nn.Module) -> None:
                 )
 
 
-def _fingerprint(table: Table, device: Device, bindings: dict[str, Binding], proof: Proof) -> str:
-    parts = [table.fingerprint, device.name, *proof.told()]
-    for key, binding in sorted(bindings.items()):
-        parts.append(f"{key} {[(highest, choice.kernel.name) for highest, choice in binding.cuts]}")
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+def _fingerprint(table: Table, device: Device, bound: Sequence[Bound], proof: Proof) -> str:
+    parts = {
+        f"{binding.problem.key} {[(highest, c.kernel.name) for highest, c in binding.cuts]} "
+        f"{sorted((name, layout.name) for name, layout in binding.layouts.items())}"
+        for binding in (one.binding for one in bound)
+    }
+    text = "\n".join((table.fingerprint, device.name, *proof.told(), *sorted(parts)))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -177,7 +177,8 @@ class Binding:
 class _Round:
     """The state of one choice: every candidate, with the reason against it once there is one.
 
-    `apart` holds the reasons that stand only as long as the arguments lie as they do.
+    `leaders` are the first kernels of each way to take the arguments, best first; `apart` holds the
+    reasons that stand only as long as the arguments lie as the first of them takes them.
     """
 
     problem: Problem
@@ -185,16 +186,20 @@ class _Round:
     entries: list[Provided[Kernel]]
     against: dict[str, str]
     apart: dict[str, str] = field(default_factory=dict)
+    leaders: list[Provided[Kernel]] = field(default_factory=list)
     functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
     chosen: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     why: dict[str, str] = field(default_factory=dict)
 
-    def fitting(self, tokens: tuple[int, int]) -> list[Provided[Kernel]]:
+    def fitting(
+        self, tokens: tuple[int, int], *, also_apart: bool = False
+    ) -> list[Provided[Kernel]]:
+        """What could serve these tokens, as the arguments lie or also if they lay otherwise."""
         return [
             entry
             for entry in self.entries
             if entry.record.name not in self.against
-            and entry.record.name not in self.apart
+            and (also_apart or entry.record.name not in self.apart)
             and _within(tokens, entry.record.tokens)
         ]
 
@@ -371,8 +376,8 @@ def settle(state: _Round, judge: Judge | None = None, by_name: str | None = None
     leave a gap, all that take the argument so are refused and the choice is made again.
     """
     while True:
-        leaders = _leaders(state)
-        _set_apart(state, leaders)
+        leaders = state.leaders = _leaders(state)
+        _set_apart(state)
         before = len(state.against)
         cuts = _settle_as_they_lie(state, judge, by_name)
         if len(state.against) > before and len(leaders) > 1:
@@ -411,14 +416,14 @@ def _overlap(one: Kernel, other: Kernel, problem: Problem) -> tuple[int, int] | 
     return (low, high) if low <= high else None
 
 
-def _set_apart(state: _Round, leaders: Sequence[Provided[Kernel]]) -> None:
+def _set_apart(state: _Round) -> None:
     state.apart.clear()
-    for entry in state.entries if leaders else ():
-        first, other = leaders[0].record, entry.record
+    for entry in state.entries if state.leaders else ():
+        first, other = state.leaders[0].record, entry.record
         if other.layouts != first.layouts and other.name not in state.against:
             state.apart[other.name] = (
-                f"{_taken(other, leaders)}; {first.name}, which goes first, "
-                f"{_taken(first, leaders)}"
+                f"{_taken(other, state.leaders)}; {first.name}, which goes first, "
+                f"{_taken(first, state.leaders)}"
             )
 
 
@@ -457,12 +462,15 @@ def _settle_as_they_lie(state: _Round, judge: Judge | None, by_name: str | None)
 
 def _reason_for(state: _Round, entry: Provided[Kernel], tokens: tuple[int, int]) -> str:
     kernel = entry.record
-    rivals = [e.record for e in state.fitting(tokens) if e is not entry]
     note = f": {kernel.note}" if kernel.note else ""
+    rivals = [other for other in state.fitting(tokens, also_apart=True) if other is not entry]
     if not rivals:
         return f"the only one that fits{note}"
-    own = specificity(kernel, state.device) or 0
-    if all((specificity(rival, state.device) or 0) < own for rival in rivals):
+    best = max(map(state.order, rivals))
+    if state.order(entry) <= best:  # what ranks higher here takes its arguments otherwise
+        leader = state.leaders[0].record
+        return f"{_taken(kernel, state.leaders)}, as {leader.name}, which goes first{note}"
+    if best[0] < state.order(entry)[0]:
         return f"most specific device ({kernel.device}){note}"
     return f"highest rank ({kernel.rank}){note}"
 

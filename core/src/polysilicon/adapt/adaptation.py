@@ -16,6 +16,7 @@ from polysilicon.adapt.report import Report
 from polysilicon.adapt.structure import is_stranded
 from polysilicon.adapt.work import Work
 from polysilicon.errors import AdaptError
+from polysilicon.layers.base import Layer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +45,13 @@ class Adapted:
     _surgery: Surgery = field(repr=False)
 
     def undo(self) -> None:
-        """Puts the model's own modules back; weights stay where they are, shared by both."""
+        """Puts the model's own modules back; weights stay where they are, shared by both.
+
+        Weights that `prepare()` packed are plain again, one layer at a time.
+        """
+        for module in self.model.modules():
+            if isinstance(module, Layer):
+                module.unpack()
         self._surgery.undo()
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from polysilicon.calling import load_target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from polysilicon.records import Problem
+    from polysilicon.records import Layout, Problem
 
 
 class Layer(nn.Module):
@@ -34,6 +37,48 @@ class Layer(nn.Module):
             )
         # A plain attribute, not a submodule or buffer: the compiler sees a constant function.
         object.__setattr__(self, attribute, kernel)
+
+    def weights(self, attribute: str) -> dict[str, tuple[Tensor, ...]]:
+        """Argument → the tensors whose rows it is, for what this layer can hold packed.
+
+        An argument of the op that is not named stays plain.
+        """
+        del attribute
+        return {}
+
+    def lay_out(self, attribute: str, layouts: Mapping[str, Layout]) -> None:
+        """Packs what `weights` names into these layouts, and makes the rest of it plain.
+
+        Called by `prepare()` beside `bind_kernel`; arguments that are not named are plain.
+        """
+        assert not layouts, f"{type(self).__name__} named no weights for {attribute}"
+
+    def unpack(self) -> None:
+        """Makes every weight of this layer plain again, served by core's portable kernels."""
+
+    def bind_portable(self) -> None:
+        """Binds every op slot to core's portable kernel, as in a freshly built layer."""
+        for attribute, problem in self.problems().items():
+            kernel = load_target(f"polysilicon.ops.{problem.op}:torch_kernel")
+            self.bind_kernel(attribute, kernel)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Kernels belong to this process: a pickled layer is unprepared where it is loaded.
+        slots = self.problems()
+        return {name: value for name, value in vars(self).items() if name not in slots}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.bind_portable()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        for attribute in self.problems():
+            if attribute in vars(self):
+                twin.bind_kernel(attribute, vars(self)[attribute])
+        return twin
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -7,20 +7,26 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from polysilicon.layers.base import Layer, check_matrix, check_vector, dtype_name
+from polysilicon.errors import LayoutError
+from polysilicon.layers.base import check_matrix, check_vector, dtype_name
+from polysilicon.layers.packed_weight import PackedWeight, packed_weight_of
+from polysilicon.layers.product import Product
 from polysilicon.ops import linear
 from polysilicon.records import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-
-def _problem(weight: Tensor, bias: Tensor | None) -> Problem:
-    facts = {"out": weight.shape[0], "in": weight.shape[1], "bias": bias is not None}
-    return Problem(op="linear", dtype=dtype_name(weight.dtype), facts=facts)
+    from polysilicon.packed import Packed
+    from polysilicon.records import Layout
 
 
-class Linear(Layer):
+def _problem(out: int, width: int, dtype: torch.dtype, bias: bool) -> Problem:
+    facts = {"out": out, "in": width, "bias": bias}
+    return Problem(op="linear", dtype=dtype_name(dtype), facts=facts)
+
+
+class Linear(Product):
     """x · weightᵀ + bias with existing Parameters.
 
     Args:
@@ -32,7 +38,6 @@ class Linear(Layer):
         TypeError, ValueError: weight or bias of the wrong kind or shape.
     """
 
-    linear: Callable[..., Any]
     weight: nn.Parameter | Tensor
     bias: nn.Parameter | Tensor | None
 
@@ -62,20 +67,52 @@ class Linear(Layer):
         return int(self.weight.shape[1 if self.transposed else 0])
 
     def problems(self) -> dict[str, Problem]:
-        weight = self.weight.t() if self.transposed else self.weight
-        return {"linear": _problem(weight, self.bias)}
+        bias = self.bias is not None
+        return {"linear": _problem(self.out_features, self.in_features, self.weight.dtype, bias)}
+
+    def weights(self, attribute: str) -> dict[str, tuple[Tensor, ...]]:
+        return {"weight": (self.weight,)}
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] → [..., out]."""
-        weight = self.weight.t() if self.transposed else self.weight
+        if self.packed_weight is not None:
+            weight: Tensor | Packed = self.packed_weight.argument()
+        else:
+            weight = self.weight.t() if self.transposed else self.weight
         y: Tensor = self.linear(x, weight, self.bias)
         return y
+
+    def _pack(self, layout: Layout) -> PackedWeight:
+        assert isinstance(self.weight, nn.Parameter)  # prepare() packs nothing else
+        matrix = self.weight.data.t() if self.transposed else self.weight.data
+        return PackedWeight(layout, matrix, [self.weight], transposed=self.transposed)
+
+    def _own(self) -> PackedWeight | None:
+        found = packed_weight_of(self.weight)
+        # One of several rows belongs to the merged product that holds them all.
+        return found if found is not None and len(found.sizes) == 1 else None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "weight" and self.packed_weight is not None:
+            self.unpack()
+        super().__setattr__(name, value)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Linear:
+        again = self._made_plain()
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        again()
+        return self
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        again = self._made_plain()
+        super()._load_from_state_dict(*args, **kwargs)
+        again()
 
     def extra_repr(self) -> str:
         return f"{self.in_features} → {self.out_features}, bias={self.bias is not None}"
 
 
-class MergedLinear(Layer):
+class MergedLinear(Product):
     """Several linears of the same input as one product over one storage.
 
     The parts stay the owners of their Parameters: same objects, same names, same ties; only
@@ -93,9 +130,8 @@ class MergedLinear(Layer):
             Parameter used twice, or a tensor subclass (quantised weights need their own layer).
     """
 
-    linear: Callable[..., Any]
     parts: tuple[Any, ...]
-    merged_weight: Tensor
+    merged_weight: Tensor | None  # None where it lies packed
     merged_bias: Tensor | None
 
     def __init__(self, parts: Sequence[nn.Module]) -> None:
@@ -108,10 +144,17 @@ class MergedLinear(Layer):
         self.bind_kernel("linear", linear.torch_kernel)
 
     def problems(self) -> dict[str, Problem]:
-        return {"linear": _problem(self.merged_weight, self.merged_bias)}
+        first, bias = self.parts[0].weight, any(part.bias is not None for part in self.parts)
+        return {"linear": _problem(sum(self.sizes), first.shape[1], first.dtype, bias)}
+
+    def weights(self, attribute: str) -> dict[str, tuple[Tensor, ...]]:
+        return {"weight": tuple(part.weight for part in self.parts)}
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] → [..., sum of the parts' out]; `split` takes it apart."""
+        if self.packed_weight is not None:
+            packed: Tensor = self.linear(x, self.packed_weight.argument(), self.merged_bias)
+            return packed
         if torch.is_grad_enabled() and self.parts[0].weight.requires_grad:
             return torch.cat([self.linear(x, p.weight, p.bias) for p in self.parts], dim=-1)
         y: Tensor = self.linear(x, self.merged_weight, self.merged_bias)
@@ -123,62 +166,104 @@ class MergedLinear(Layer):
 
     def is_merged(self) -> bool:
         """Whether every part's weight and bias still lie in the merged storage."""
-        return _lie_in(self.merged_weight, [p.weight for p in self.parts]) and (
-            self.merged_bias is None
-            or _lie_in(self.merged_bias, [p.bias for p in self.parts if p.bias is not None])
-        )
+        weights = [part.weight for part in self.parts]
+        biases = [part.bias for part in self.parts if part.bias is not None]
+        if self.packed_weight is not None:
+            held = self.packed_weight.packed is not None and self._own() is self.packed_weight
+        else:
+            held = self.merged_weight is not None and _lie_in(self.merged_weight, weights)
+        return held and (self.merged_bias is None or _lie_in(self.merged_bias, biases))
 
     @torch.no_grad()
     def merge(self) -> None:
         """Lays the parts' weights out as rows of one matrix and points their Parameters at it."""
+        if self.packed_weight is not None:
+            self.unpack()
+            return
         self.merged_weight = _gather([part.weight for part in self.parts])
-        self.merged_bias = None
-        if any(part.bias is not None for part in self.parts):
-            pieces = [
-                part.bias if part.bias is not None else part.weight.new_zeros(size)
-                for part, size in zip(self.parts, self.sizes, strict=True)
-            ]
-            self.merged_bias = _gather(pieces)
+        self._merge_bias()
         self._point_parts()
 
+    def _merge_bias(self) -> None:
+        self.merged_bias = None
+        if all(part.bias is None for part in self.parts):
+            return
+        first = self.parts[0].weight
+        pieces = [
+            part.bias
+            if part.bias is not None
+            else torch.zeros(size, dtype=first.dtype, device=first.device)
+            for part, size in zip(self.parts, self.sizes, strict=True)
+        ]
+        self.merged_bias = _gather(pieces)
+
     def _point_parts(self) -> None:
-        rows = torch.split(self.merged_weight, self.sizes)
-        for part, weight in zip(self.parts, rows, strict=True):
-            part.weight.data = weight
+        """Makes the parts' Parameters rows of the merged tensors, where these are plain."""
+        if self.merged_weight is not None:
+            rows = torch.split(self.merged_weight, self.sizes)
+            for part, weight in zip(self.parts, rows, strict=True):
+                part.weight.data = weight
         if self.merged_bias is None:
             return
         for part, bias in zip(self.parts, torch.split(self.merged_bias, self.sizes), strict=True):
             if part.bias is not None:
                 part.bias.data = bias
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> MergedLinear:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if not self.is_merged():  # the parts were moved first
+    def unpack(self) -> None:
+        if self.packed_weight is not None:
+            super().unpack()
             self.merge()
-            return self
-        self.merged_weight = fn(self.merged_weight)
-        if self.merged_bias is not None:
-            self.merged_bias = fn(self.merged_bias)
-        self._point_parts()
+
+    def _pack(self, layout: Layout) -> PackedWeight:
+        if not self.is_merged():
+            self.merge()
+        assert self.merged_weight is not None
+        matrix, self.merged_weight = self.merged_weight, None
+        return PackedWeight(layout, matrix, [part.weight for part in self.parts])
+
+    def _own(self) -> PackedWeight | None:
+        found = {packed_weight_of(part.weight) for part in self.parts}
+        return found.pop() if len(found) == 1 else None
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> MergedLinear:
+        again = self._made_plain()
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.is_merged():
+            assert self.merged_weight is not None
+            self.merged_weight = fn(self.merged_weight)
+            if self.merged_bias is not None:
+                self.merged_bias = fn(self.merged_bias)
+            self._point_parts()
+        else:  # the parts were moved first
+            self.merge()
+        again()
         return self
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         if not self.is_merged():  # load_state_dict(assign=True) put new Parameters in place
+            again = self._made_plain()
             self.merge()
+            again()
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
+        state = super().__getstate__()
         # Parts copy their Parameters one by one; the copy lays out its own storage again.
         del state["merged_weight"], state["merged_bias"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self.merge()
+        super().__setstate__(state)
+        if self.packed_weight is None:
+            self.merge()
+            return
+        self.merged_weight = None
+        with torch.no_grad():
+            self._merge_bias()
+            self._point_parts()
 
     def extra_repr(self) -> str:
-        return f"{self.merged_weight.shape[1]} → {' + '.join(map(str, self.sizes))}"
+        return f"{self.parts[0].weight.shape[1]} → {' + '.join(map(str, self.sizes))}"
 
 
 def _gather(pieces: Sequence[Tensor]) -> Tensor:
@@ -231,6 +316,11 @@ def _check_parts(parts: Sequence[Any]) -> None:
     for index, part in enumerate(parts):
         name = f"weight of part {index}"
         check_matrix("MergedLinear", name, part.weight)
+        if (packed := packed_weight_of(part.weight)) is not None:
+            raise LayoutError(
+                f"MergedLinear: {name} lies packed in {packed.layout.name}: call unpack() on its "
+                "layer first"
+            )
         check_vector("MergedLinear", f"bias of part {index}", part.bias, part.weight.shape[0])
         if type(part.weight.data) is not Tensor:
             raise TypeError(

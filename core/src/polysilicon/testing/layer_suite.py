@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from polysilicon import selection
 from polysilicon.errors import PolysiliconError
-from polysilicon.layers import Layer
 from polysilicon.ops.contract import tolerance
 from polysilicon.ops.samples import Source
 from polysilicon.ops.verify import as_results
+from polysilicon.prepare import bind_layers
 from polysilicon.testing.findings import Finding
 from polysilicon.testing.layer_cases import HIDDEN, LAYERS, LayerCall
 from polysilicon.testing.suite import Suite
 
 if TYPE_CHECKING:
+    from polysilicon.layers import Layer
     from polysilicon.testing.subject import Subject
 
 _DTYPES = ("float32", "bfloat16")
@@ -119,15 +119,13 @@ def _compiled(built: LayerCall) -> Any:
 
 def _bind(found: Subject, layer: Layer) -> bool:
     """Binds every op slot for the device; whether one of the plugin's kernels is among them."""
-    own = False
-    for module in layer.modules():
-        if not isinstance(module, Layer):
-            continue
-        for slot, problem in module.problems().items():
-            binding = selection.bind(problem, device=found.device, table=found.table)
-            module.bind_kernel(slot, binding.fn)
-            own |= any(c.provided.origin.plugin == found.row.name for _, c in binding.cuts)
-    return own
+    assert found.device is not None  # the suite is skipped without one
+    bound = bind_layers(layer, found.device, found.table)
+    return any(
+        choice.provided.origin.plugin == found.row.name
+        for one in bound
+        for _, choice in one.binding.cuts
+    )
 
 
 def _difference(

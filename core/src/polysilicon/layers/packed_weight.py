@@ -1,0 +1,294 @@
+"""A weight that lies packed, and the Parameters that stand for it as if it were plain.
+
+A packed layer keeps one copy of its weight: the physical one. Its Parameters stay the same
+objects, under the same names, without memory of their own: what reads one unpacks, what writes
+one packs again, and what would need a gradient raises.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from polysilicon.errors import LayoutError
+from polysilicon.packed import Packed, pack
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from polysilicon.records import Layout
+
+
+class PackedWeight:
+    """One packed matrix [out, in] and the Parameters whose rows it holds, in order.
+
+    Args:
+        layout: how it lies from now on.
+        matrix: the weight as the op takes it; the Parameters' memory.
+        parameters: each one's rows follow those of the one before.
+        transposed: the one Parameter is [in, out].
+
+    Attributes:
+        layout: how it lies.
+        where: dtype and device of the logical weight.
+        packed: what the kernel gets; None once the Parameters were given memory again.
+        trained: whether a Parameter wants a gradient, which a packed weight has not.
+    """
+
+    packed: Packed | None
+
+    def __init__(
+        self,
+        layout: Layout,
+        matrix: Tensor,
+        parameters: Sequence[nn.Parameter],
+        *,
+        transposed: bool = False,
+    ) -> None:
+        assert not transposed or len(parameters) == 1
+        self.layout = layout
+        self.dtype, self.transposed = matrix.dtype, transposed
+        self.where = matrix.dtype, matrix.device
+        with torch.no_grad(), torch.inference_mode(matrix.is_inference()):
+            self.packed = pack(layout, matrix)
+        self.parameters = list(parameters)
+        self.sizes = [p.shape[1 if transposed else 0] for p in self.parameters]
+        for parameter in self.parameters:
+            _hide(parameter, self)
+        self.trained = any(p.requires_grad for p in self.parameters)
+
+    def argument(self) -> Packed:
+        """The weight as a kernel takes it.
+
+        Raises:
+            LayoutError: a gradient is wanted of it, or a Parameter got other memory.
+        """
+        packed = self.whole()
+        if self.trained and torch.is_grad_enabled():
+            _refuse_gradient(packed)
+        return packed
+
+    def release(self) -> None:
+        """Gives the Parameters their memory back, rows of one matrix; the packed copy goes."""
+        packed, inference = self.whole(), self.parameters[0].is_inference()
+        with torch.no_grad(), torch.inference_mode(inference):
+            plain = packed.unpack().to(self.dtype)
+        self.packed = None
+        for parameter, rows in zip(self.parameters, torch.split(plain, self.sizes), strict=True):
+            _show(parameter, rows.t() if self.transposed else rows)
+
+    def read(self, parameter: Tensor) -> Tensor:
+        """The logical value of one Parameter, a copy where anything moves."""
+        whole = self.whole().unpack().to(self.dtype)
+        if self.transposed:
+            return whole.t().contiguous()
+        # Rows of a larger matrix are copied, or each would keep all of it alive.
+        return whole if len(self.sizes) == 1 else whole[self._rows(parameter)].clone()
+
+    def write(self, parameter: Tensor, value: Tensor) -> None:
+        """Packs another value of one Parameter, in place: graphs keep their addresses."""
+        packed = self.whole()
+        with torch.inference_mode():  # neither versions nor gradients: no one may see them
+            value = value.t() if self.transposed else value
+            if len(self.sizes) > 1:
+                whole = packed.unpack().to(self.dtype).clone()
+                whole[self._rows(parameter)] = value
+                value = whole
+            packed.physical.copy_(pack(packed.layout, value).physical)
+
+    def whole(self) -> Packed:
+        """The packed matrix, where the Parameters still stand for it.
+
+        Raises:
+            LayoutError: a Parameter got other memory.
+        """
+        if self.packed is None:
+            raise LayoutError(
+                "a packed weight was given other memory (an assignment to .data): call prepare() "
+                "again before the model runs"
+            )
+        return self.packed
+
+    def _rows(self, parameter: Tensor) -> slice:
+        place = next(i for i, own in enumerate(self.parameters) if own is parameter)
+        start = sum(self.sizes[:place])
+        return slice(start, start + self.sizes[place])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PackedWeight:
+        twin = PackedWeight.__new__(PackedWeight)
+        memo[id(self)] = twin
+        twin.__dict__ |= self.__dict__ | {"packed": copy.deepcopy(self.packed, memo)}
+        twin.parameters = [_stand_in(own, twin) for own in self.parameters]
+        memo.update(zip(map(id, self.parameters), twin.parameters, strict=True))
+        return twin
+
+
+def packed_weight_of(parameter: object) -> PackedWeight | None:
+    """The packed weight that a Parameter stands for; None where it is plain."""
+    return parameter.packed_weight if isinstance(parameter, PackedParameter) else None
+
+
+class PackedParameter(nn.Parameter):
+    """A Parameter whose numbers lie in a `PackedWeight`; made and unmade in place.
+
+    Torch functions get its logical value: a copy. One that writes to it packs the result again;
+    views and `.data` can't be written to, outside of inference mode.
+    """
+
+    packed_weight: PackedWeight
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in _ABOUT:
+            return _about(func, args, kwargs)
+        if func == Tensor.data.__set__:  # type: ignore[attr-defined]
+            of_it: PackedWeight = args[0].packed_weight
+            of_it.release()
+            args[0].data = args[1]
+            return None
+        if func in _ADDRESSES:
+            raise LayoutError(
+                f"Tensor.{func.__name__} was asked of {args[0]!r}: "
+                " its memory is no plain tensor's; read it with .detach(), or call undo()"
+            )
+        written = _written(func, args, kwargs)
+        read = _Reading(func, writes=bool(written))
+        if func == Tensor.data.__get__:  # type: ignore[attr-defined]
+            return read(args[0])  # torch's own .data of it could be written to
+        args, kwargs = tree_map_only(PackedParameter, read, (args, kwargs))
+        result = func(*args, **kwargs)
+        for parameter in written:
+            parameter.packed_weight.write(parameter, read.seen[id(parameter)])
+            if result is read.seen[id(parameter)]:
+                result = parameter
+        return result
+
+    # torch's own has no annotations, which mypy takes for another signature.
+    def __repr__(self, *, tensor_contents: None = None) -> str:  # type: ignore[override]
+        layout = self.packed_weight.layout.name
+        return f"PackedParameter({layout}, {tuple(self.shape)} {self.dtype} on {self.device})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        copy.deepcopy(self.packed_weight, memo)
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Another process may not have the layout: it gets the logical value.
+        value = self.packed_weight.read(self)
+        return torch._utils._rebuild_parameter, (value, self.requires_grad, OrderedDict())
+
+
+class _Reading:
+    """Logical values of the packed Parameters in one call's arguments."""
+
+    def __init__(self, func: Any, *, writes: bool) -> None:
+        self.seen: dict[int, Tensor] = {}
+        self._gradients = torch.is_grad_enabled() and not writes
+        # What can't be written through to the packed weight can't be written to at all.
+        is_data = func == Tensor.data.__get__  # type: ignore[attr-defined]
+        copies = writes or func is Tensor.detach or self._gradients
+        self._inference = is_data or torch.is_inference_mode_enabled() or not copies
+
+    def __call__(self, parameter: PackedParameter) -> Tensor:
+        if id(parameter) not in self.seen:
+            self.seen[id(parameter)] = self._read(parameter)
+        return self.seen[id(parameter)]
+
+    def _read(self, parameter: PackedParameter) -> Tensor:
+        weight = parameter.packed_weight
+        with torch.no_grad(), torch.inference_mode(self._inference):
+            value = weight.read(parameter)
+        if self._gradients and not self._inference and parameter.requires_grad:
+            value.requires_grad_()
+            packed = weight.whole()
+            # torch ships without annotations for it.
+            value.register_hook(lambda gradient: _refuse_gradient(packed))  # type: ignore[no-untyped-call]
+        return value
+
+
+_PROPERTIES = (
+    *("shape", "dtype", "device", "layout", "ndim", "itemsize", "nbytes"),
+    *("requires_grad", "is_leaf", "grad", "grad_fn", "output_nr", "retains_grad"),
+    *("is_meta", "is_cpu", "is_cuda", "is_xpu", "is_mps", "is_sparse", "is_quantized"),
+)
+_METHODS = (
+    *("size", "dim", "ndimension", "numel", "nelement", "element_size", "__len__", "get_device"),
+    *("is_floating_point", "is_complex", "is_signed", "is_inference", "requires_grad_"),
+)
+#: What is as true of a Parameter without memory.
+_ABOUT = {
+    *(getattr(Tensor, name).__get__ for name in _PROPERTIES),
+    *(getattr(Tensor, name).__set__ for name in ("requires_grad", "grad")),
+    *(getattr(Tensor, name) for name in _METHODS),
+}
+_ADDRESSES = {
+    Tensor.data_ptr,
+    Tensor.untyped_storage,
+    Tensor.storage_offset,
+    Tensor.__dlpack__,
+}
+
+
+def _about(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    with torch._C.DisableTorchFunctionSubclass():
+        result = func(*args, **kwargs)
+        if isinstance(args[0], PackedParameter):
+            weight = args[0].packed_weight
+            weight.trained = any(p.requires_grad for p in weight.parameters)
+    return result
+
+
+def _written(func: Any, args: Any, kwargs: Mapping[str, Any]) -> list[PackedParameter]:
+    """The packed Parameters that a call writes to: torch's names say so."""
+    name = getattr(func, "__name__", "")
+    name = name.partition(".")[0]  # an overload's: `copy_.default`
+    in_place = name == "__setitem__" or (
+        name.startswith("__i") and name not in ("__init__", "__invert__", "__int__", "__index__")
+    )
+    in_place |= name.endswith("_") and not name.endswith("__")
+    out = kwargs.get("out")
+    found = [*(args[:1] if in_place else ()), out]
+    flat = [
+        one for value in found for one in (value if isinstance(value, (list, tuple)) else [value])
+    ]
+    return [value for value in flat if isinstance(value, PackedParameter)]
+
+
+def _hide(parameter: nn.Parameter, weight: PackedWeight) -> None:
+    """Takes a Parameter's memory away: what gets past the torch functions finds NaNs only."""
+    with torch.inference_mode(parameter.is_inference()), torch.no_grad():
+        nothing = torch.tensor(float("nan")).to(parameter.dtype).to(parameter.device)
+        parameter.data = nothing.expand(parameter.shape)
+    # As torch's own lazy Parameters become what they are: the object, its name and ties stay.
+    parameter.__class__ = PackedParameter
+    parameter.packed_weight = weight  # type: ignore[attr-defined]
+
+
+def _show(parameter: nn.Parameter, value: Tensor) -> None:
+    del vars(parameter)["packed_weight"]
+    parameter.__class__ = nn.Parameter
+    parameter.data = value
+
+
+def _stand_in(parameter: nn.Parameter, weight: PackedWeight) -> nn.Parameter:
+    with torch._C.DisableTorchFunctionSubclass():
+        twin = nn.Parameter(parameter.data, requires_grad=parameter.requires_grad)
+    twin.__class__ = PackedParameter
+    twin.packed_weight = weight  # type: ignore[attr-defined]
+    return twin
+
+
+def _refuse_gradient(packed: Packed) -> NoReturn:
+    raise LayoutError(
+        f"a gradient was wanted of {packed.told()}: a packed weight is for inference; call the "
+        "model under torch.inference_mode() or torch.no_grad(), freeze it with "
+        "requires_grad_(False), or train before prepare()"
+    )
