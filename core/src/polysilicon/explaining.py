@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from polysilicon import ops, selection
+from polysilicon import choosing, ops, selection
 from polysilicon.records import MOST_TOKENS, Problem
 
 if TYPE_CHECKING:
@@ -75,8 +75,8 @@ def explain(
         ops.get(what)  # the plain "there is no op …" error comes before the record's own checks
         what = Problem(op=what, dtype=dtype, facts=facts or {})
     found = resolve(device, table)
-    state = selection.candidates(what, found, table or selection.current_table())
-    selection.settle(state)
+    state = choosing.candidates(what, found, table or selection.current_table())
+    choosing.settle(state)
     return Explanation(problem=what, device=found, candidates=selection.outcome(state))
 
 
@@ -110,7 +110,7 @@ def nothing_fits(
 def span_text(tokens: tuple[int, int]) -> str:
     """The range as tables show it: `all` where it leaves nothing out."""
     low, high = tokens
-    return "all" if low == 1 and high >= MOST_TOKENS else selection.span(tokens)
+    return "all" if low == 1 and high >= MOST_TOKENS else choosing.span(tokens)
 
 
 def _title(explanation: Explanation) -> str:

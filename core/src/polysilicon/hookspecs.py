@@ -105,6 +105,13 @@ def polysilicon_kernels(device: Device) -> Iterable[Kernel]:
     Returns:
         Kernel records. Targets are lazy: a kernel's module is imported only when it is bound.
 
+        One that takes an argument packed names its layout: with
+        `layouts={"weight": "acme.weight_tiles"}` its callable (and `fake`) gets the physical tensor
+        as `weight`, and the logical shape after the op's own arguments, as `weight_shape`. An
+        argument lies in one layout for all token counts: the kernel that goes first decides, others
+        that take it otherwise are set apart, and where those that are left don't serve all token
+        counts, the next choice is made. `Op.roles` says which arguments can be packed.
+
     Example:
         ```python
         def even_hidden(problem):

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from polysilicon.choosing import Judge
     from polysilicon.errors import KernelError
     from polysilicon.records import Device, Kernel, Provided
-    from polysilicon.selection import Binding, Judge, Table
+    from polysilicon.selection import Binding, Table
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,7 +50,8 @@ def check(
 
 
 def _rows(device: Device, ops: tuple[str, ...]) -> list[dict[str, Any]]:
-    from polysilicon.selection import current_table, specificity
+    from polysilicon.choosing import specificity
+    from polysilicon.selection import current_table
     from polysilicon.testing.op_checks import CLAIM, check_kernel, op_cases
 
     table = current_table()

@@ -79,8 +79,9 @@ def _folder(write_budget: Path | None, check_budget: Path | None) -> Path | None
 
 def _entries(device: Device, ops: Sequence[str]) -> dict[str, Provided[Kernel]]:
     """The kernels to compile by name."""
+    from polysilicon.choosing import specificity
     from polysilicon.ops import NAMES
-    from polysilicon.selection import current_table, specificity
+    from polysilicon.selection import current_table
 
     for name in ops:
         if name not in NAMES:

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from polysilicon import selection
+from polysilicon import choosing, selection
 from polysilicon.calling import load_target
 from polysilicon.devices import find
 from polysilicon.errors import PluginError
@@ -77,7 +77,7 @@ class Subject:
             entry.record
             for entry in self.table.kernels[self.device.name]
             if entry.origin.plugin == self.row.name
-            and selection.specificity(entry.record, self.device) is not None
+            and choosing.specificity(entry.record, self.device) is not None
         )
 
     @property

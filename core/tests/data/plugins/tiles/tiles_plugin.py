@@ -19,15 +19,15 @@ def polysilicon_layouts(device):
             name="tiles.weight",
             role="linear_weight",
             dims=("N/4", "K/8", "4", "8"),
-            pack="acme_tiles_kernels:pack",
-            unpack="acme_tiles_kernels:unpack",
+            pack="tiles_kernels:pack",
+            unpack="tiles_kernels:unpack",
         ),
         Layout(
             name="tiles.turned",
             role="linear_weight",
             dims=("K", "N"),
-            pack="acme_tiles_kernels:pack_turned",
-            unpack="acme_tiles_kernels:unpack_turned",
+            pack="tiles_kernels:pack_turned",
+            unpack="tiles_kernels:unpack_turned",
         ),
     ]
 
@@ -39,10 +39,10 @@ def polysilicon_kernels(device):
         yield Kernel(
             op="linear",
             name=f"linear.tiles_{name}",
-            target=f"acme_tiles_kernels:{name}",
+            target=f"tiles_kernels:{name}",
             device="tiles",
             layouts={"weight": "tiles.weight"},
             form="opaque",
-            fake="acme_tiles_kernels:fake",
+            fake="tiles_kernels:fake",
             **more,
         )
