@@ -8,6 +8,7 @@ one packs again, and what would need a gradient raises.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -216,8 +217,13 @@ class _Reading:
 
 _PROPERTIES = (
     *("shape", "dtype", "device", "layout", "ndim", "itemsize", "nbytes"),
-    *("requires_grad", "is_leaf", "grad", "grad_fn", "output_nr", "retains_grad"),
-    *("is_meta", "is_cpu", "is_cuda", "is_xpu", "is_mps", "is_sparse", "is_quantized"),
+    *("requires_grad", "grad", "grad_fn", "output_nr", "retains_grad"),
+    # Where a tensor lies, by whatever names this PyTorch has for that.
+    *(
+        name
+        for name, value in vars(torch._C.TensorBase).items()
+        if name.startswith("is_") and inspect.isgetsetdescriptor(value)
+    ),
 )
 _METHODS = (
     *("size", "dim", "ndimension", "numel", "nelement", "element_size", "__len__", "get_device"),
