@@ -70,9 +70,14 @@ CASES = (
     Case(1, 4096, 4096, 64),
     Case(1, 4096, 4096, 256),
 )
-#: Tiles that a sweep tries: rows, keys, warps, stages.
-DECODE_TILES = tuple(itertools.product((16,), (32, 64, 128), (2, 4, 8), (3, 5, 7)))
-PREFILL_TILES = tuple(itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3, 5)))
+#: What a sweep looks at, and the tiles that it tries: rows, keys, warps, stages.
+SWEPT = (
+    *(Case(8, 1, 8192), Case(32, 1, 4096), Case(16, 1, 8192, 64), Case(16, 1, 8192, 256)),
+    *(Case(1, 4096, 4096), Case(8, 512, 4096), Case(1, 16384, 16384)),
+    *(Case(1, 4096, 4096, 64), Case(1, 4096, 4096, 256)),
+)
+DECODE_TILES = tuple(itertools.product((16,), (32, 64, 128), (2, 4), (3, 5, 7)))
+PREFILL_TILES = tuple(itertools.product((64, 128), (32, 64, 128), (4, 8), (3, 5)))
 
 
 def paged(case: Case) -> dict[str, Any]:
@@ -220,7 +225,7 @@ def main() -> None:
     with torch.inference_mode():
         for case in CASES:
             print(compare(case, bandwidth), flush=True)
-        for case in CASES if arguments.sweep else ():
+        for case in SWEPT if arguments.sweep else ():
             for line in sweep(case):
                 print(line, flush=True)
 

@@ -84,3 +84,10 @@ def test_the_scratch_memory_is_at_most_what_the_record_says():
     programs = (n * kernel.splits_for(n, kernel.MOST_SPLITS, slots) for n in range(1, slots))
     largest = max(programs) * 128 * (256 + 1) * 4
     assert largest <= record.workspace_bytes < 2 * largest
+
+
+def test_a_cache_of_another_dtype_is_refused(torch_device):
+    given = call(((1, 9),), torch_device, torch.float32)
+    given["v_cache"] = given["v_cache"].half()
+    with pytest.raises(ValueError, match=r"a cache in torch.float32 and torch.float16: it takes"):
+        kernel.paged_attention(**given)

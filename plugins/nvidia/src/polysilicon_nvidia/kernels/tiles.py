@@ -28,8 +28,8 @@ def _tile(rows: int, keys: int, warps: int, stages: int) -> Tile:
 #: For 16-bit numbers: architecture → padded head size → tile of a prefill; "" is any other.
 PREFILL = {
     "sm80": {64: _tile(128, 64, 4, 3), 128: _tile(128, 64, 8, 3), 256: _tile(64, 32, 8, 3)},
-    "sm90": {64: _tile(128, 64, 4, 3), 128: _tile(128, 64, 8, 5), 256: _tile(128, 32, 8, 5)},
-    "sm100": {64: _tile(128, 64, 8, 3), 128: _tile(128, 32, 8, 3), 256: _tile(64, 32, 8, 3)},
+    "sm90": {64: _tile(128, 64, 4, 3), 128: _tile(128, 64, 8, 5), 256: _tile(128, 32, 8, 3)},
+    "sm100": {64: _tile(128, 64, 8, 3), 128: _tile(128, 32, 8, 3), 256: _tile(64, 32, 8, 2)},
     "": {64: _tile(64, 64, 4, 2), 128: _tile(128, 64, 8, 3), 256: _tile(64, 32, 8, 3)},
 }
 #: The same of a decode. A key is found through its block's number, so that two blocks of keys in
