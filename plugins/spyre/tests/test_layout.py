@@ -14,18 +14,17 @@ from hypothesis import strategies as st
 
 from polysilicon.api import LayoutError
 from polysilicon_spyre.chips import ARRANGEMENTS, STORED
+from polysilicon_spyre.formats import narrowed
 from polysilicon_spyre.layout import (
     BLOCK_TOKENS,
     LAYOUTS,
     PAGE_ORDER,
-    RULES,
     WEIGHT_ORDER,
-    StickLayout,
     layout_of,
-    narrowed,
     pack_weight,
     unpack_weight,
 )
+from polysilicon_spyre.sticks import RULES, StickLayout
 
 BOTH = pytest.mark.parametrize("rules", RULES)
 

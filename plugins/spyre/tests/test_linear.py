@@ -1,0 +1,154 @@
+"""linear on sticks: no padding is read as data, cores cut exactly, spans are refused in time."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polysilicon.api import Problem
+from polysilicon_spyre import compiled
+from polysilicon_spyre.chips import SPYRE
+from polysilicon_spyre.device import devices
+from polysilicon_spyre.division import divide, rows_per_pass, span_split
+from polysilicon_spyre.kernels import linear as module
+from polysilicon_spyre.kernels.linear import fake, linear
+from polysilicon_spyre.layout import WEIGHT_ORDER, layout_of
+from polysilicon_spyre.plugin import KERNELS
+
+(KERNEL,) = (kernel for kernel in KERNELS if kernel.op == "linear")
+DTYPES = ("float32", "float16", "bfloat16")
+#: rows, in, out: one of each; nothing aligned; one off a stick of 64 and of 32; whole sticks;
+#: no row; few columns, so that the sum is cut, at an input that fills no stick.
+SHAPES = [
+    (1, 1, 1),
+    (7, 100, 33),
+    (3, 65, 63),
+    (2, 31, 129),
+    (64, 128, 256),
+    (0, 48, 33),
+    (1, 1000, 5),
+]
+
+
+def _strict(weight: torch.Tensor) -> torch.Tensor:
+    """The weight's image with padding that shows in every result that it touches."""
+    name = str(weight.dtype).removeprefix("torch.")
+    return layout_of(tuple(weight.shape), name, WEIGHT_ORDER).pack(weight, fill=math.nan)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "depth", "out"), SHAPES)
+def test_no_padding_is_read_as_data(rows: int, depth: int, out: int, dtype: str) -> None:
+    torch.manual_seed(0)
+    kind = getattr(torch, dtype)
+    x, weight = torch.randn(rows, depth), torch.randn(out, depth) / depth**0.5
+    x, weight = x.to(kind), weight.to(kind)
+    bias = torch.randn(out).to(kind)
+    y = linear(x, _strict(weight), bias, weight_shape=[out, depth])
+    wanted = x.double() @ weight.double().t() + bias.double()
+    assert y.shape == (rows, out)
+    assert y.is_contiguous()
+    bound = 4 * torch.finfo(kind).eps * max(1.0, depth**0.5)
+    torch.testing.assert_close(y.double(), wanted, rtol=bound, atol=bound)
+
+
+def test_a_seeded_padding_bug_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The mask of x beyond its inputs is what keeps the NaN there out of the sums.
+    monkeypatch.setattr(torch.Tensor, "masked_fill", lambda self, *_: self)
+    y = linear(torch.ones(2, 100), _strict(torch.ones(3, 100)), None, weight_shape=[3, 100])
+    assert bool(y.isnan().all())
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 200), st.integers(1, 200), st.integers(1, 40))
+def test_parts_are_equal_disjoint_and_whole(rows: int, columns: int, depth: int) -> None:
+    cut = divide(rows, columns, depth, 64 * depth)
+    assert cut.cores <= 32
+    for size, parts in (
+        (rows, cut.row_parts),
+        (columns, cut.column_parts),
+        (depth, cut.depth_parts),
+    ):
+        assert len({part.stop - part.start for part in parts}) == 1
+        assert [at for part in parts for at in range(part.start, part.stop)] == [*range(size)]
+
+
+#: rows, out, in → splits (rows, columns, depth): values that torch_spyre's front end chose for
+#: float16 where its cost model of many rows does not decide.
+GOLDEN = [
+    ((1, 4096, 4096), (1, 32, 1)),
+    ((1, 12800, 4096), (1, 25, 1)),
+    ((32, 4096, 4096), (1, 32, 1)),
+    ((128, 4096, 4096), (32, 1, 1)),
+    ((7, 320, 192), (7, 1, 3)),
+    ((64, 64, 100), (32, 1, 1)),
+]
+
+
+@pytest.mark.parametrize(("shape", "splits"), GOLDEN)
+def test_cores_are_divided_as_the_front_end_divides_them(
+    shape: tuple[int, int, int], splits: tuple[int, int, int]
+) -> None:
+    rows, out, depth = shape
+    assert divide(rows, -(-out // 64), -(-depth // 64), depth).splits == splits
+
+
+def test_rows_beyond_one_pass_go_into_further_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A core may span 256 MiB of one tensor: 1365 rows of SmolLM2's logits in float32 sticks.
+    assert rows_per_pass(49152 // 32, 576 // 32) == 1365
+    assert rows_per_pass(1 << 30, 1) == 1
+    x, weight = torch.randn(2, 5, 48), torch.randn(33, 48)
+    whole = linear(x, _strict(weight), None, weight_shape=[33, 48])
+    monkeypatch.setattr(module, "rows_per_pass", lambda columns, depth: 3)
+    torch.testing.assert_close(linear(x, _strict(weight), None, weight_shape=[33, 48]), whole)
+
+
+def test_span_is_split_before_anything_else() -> None:
+    # 1 GiB of weight: four parts keep each core's part within 256 MiB.
+    assert span_split(1024, 8192) == 4
+    assert divide(1024, 1024, 128, 8192).splits == (8, 4, 1)
+
+
+def test_weight_that_no_core_can_span_is_refused_with_the_remedy() -> None:
+    # A prime number of sticks has no equal parts: 131 × 64 outputs of 65,536 inputs are 1 GiB.
+    problem = Problem(op="linear", dtype="float16", facts={"out": 131 * 64, "in": 65536})
+    assert KERNEL.supports is not None
+    assert "pad the outputs" in str(KERNEL.supports(problem))
+    with pytest.raises(ValueError, match="no equal parts of at most 256 MiB for 32 cores"):
+        divide(1, 131, 1024, 65536)
+    served = Problem(op="linear", dtype="float16", facts={"out": 132 * 64, "in": 65536})
+    assert KERNEL.supports(served) is None
+
+
+def test_shape_function_keeps_leading_dims() -> None:
+    x = torch.empty(2, 3, 48)
+    assert fake(x, x, None, weight_shape=[33, 48]).shape == (2, 3, 33)
+
+
+def test_kernel_is_the_simulators_alone_and_says_so() -> None:
+    assert KERNEL.device == "spyre:sim"
+    assert KERNEL.note.startswith("simulated")
+
+
+def test_plans_are_labelled_and_add_up() -> None:
+    (simulator,) = devices("spyre:sim", torch_spyre=False)
+    plans = list(compiled.linear(simulator))
+    assert len({plan.variant for plan in plans}) == len(plans) == 16
+    assert {plan.facts["evidence"] for plan in plans} == {"planned, not run"}
+    assert not any(plan.problems for plan in plans)
+    padded = compiled.plan(64, 100, 64, simulator).facts
+    # The front end's own case: y becomes [1, 128, 64], filled and copied once a call.
+    assert padded["cores"] == 32
+    assert padded["padding_bytes"] == 64 * 28 * 2
+    read_and_written = 64 * 2 * 128 + 100 * 128 + 64 * 128
+    assert padded["memory_bytes"] == read_and_written + 128 * (100 + 2 * 128)
+
+
+def test_plan_of_an_impossible_span_is_a_problem() -> None:
+    (simulator,) = devices("spyre:sim", torch_spyre=False)
+    (problem,) = compiled.plan(1, 65536, 131 * 64, simulator).problems
+    assert f"{SPYRE.span_bytes >> 20} MiB" in problem
