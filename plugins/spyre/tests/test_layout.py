@@ -18,10 +18,11 @@ from polysilicon_spyre.formats import narrowed
 from polysilicon_spyre.layout import (
     BLOCK_TOKENS,
     LAYOUTS,
-    PAGE_ORDER,
     WEIGHT_ORDER,
     layout_of,
+    pack_pages,
     pack_weight,
+    unpack_pages,
     unpack_weight,
 )
 from polysilicon_spyre.sticks import RULES, StickLayout
@@ -300,8 +301,11 @@ def test_cache_pages_are_blocks_of_64_tokens() -> None:
     (pages,) = (layout for layout in LAYOUTS if layout.name == "spyre.kv_pages")
     assert pages.facts["block_size"] == BLOCK_TOKENS == 64
     # In sticks, too, the tokens of a block and head lie together, in the order of the pages.
-    page = layout_of((3, 64, 2, 64), "float16", PAGE_ORDER)
-    assert page.device_size == (3, 2, 1, 64, 64)
+    cache = torch.randn(3, 64, 2, 64).half()
+    image = pack_pages(cache)
+    assert tuple(image.shape) == (3, 2, 1, 64, 64)
+    assert torch.equal(image.flatten(), cache.permute(0, 2, 1, 3).flatten())
+    assert torch.equal(unpack_pages(image, cache.shape), cache)
 
 
 def test_explanation_is_the_readmes() -> None:

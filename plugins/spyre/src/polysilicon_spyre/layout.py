@@ -59,6 +59,15 @@ LAYOUTS = (
         dims=("blocks", "heads", "tokens", "head_size"),
         facts={"block_size": BLOCK_TOKENS},
     ),
+    # The same pages in sticks, for a kernel that asks for them by name.
+    Layout(
+        name="spyre.kv_sticks",
+        role="kv_block",
+        dims=("blocks", "heads", "head_size/stick", "tokens", "stick"),
+        pack=f"{_HERE}:pack_pages",
+        unpack=f"{_HERE}:unpack_pages",
+        facts={**_FACTS, "block_size": BLOCK_TOKENS},
+    ),
 )
 
 
@@ -88,6 +97,16 @@ def pack_rows(rows: Tensor) -> Tensor:
 def unpack_rows(image: Tensor, shape: Sequence[int]) -> Tensor:
     """The inverse: the tensor of `shape`, bit for bit."""
     return layout_of(tuple(shape), dtype_name(image)).unpack(image)
+
+
+def pack_pages(pages: Tensor) -> Tensor:
+    """[blocks, tokens, heads, head size] → [blocks, heads, head size/stick, tokens, stick]."""
+    return layout_of(tuple(pages.shape), dtype_name(pages), PAGE_ORDER).pack(pages)
+
+
+def unpack_pages(image: Tensor, shape: Sequence[int]) -> Tensor:
+    """The inverse: the cache of `shape`, bit for bit."""
+    return layout_of(tuple(shape), dtype_name(image), PAGE_ORDER).unpack(image)
 
 
 def wide_vector(vector: Tensor, tiles: int, stick: int) -> Tensor:
