@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polysilicon.api import Problem
-from polysilicon_spyre.division import divide, rows_per_pass, span_split
+from polysilicon_spyre.division import divide, parts, rows_per_pass, span_split
 from polysilicon_spyre.kernels import linear as module
 from polysilicon_spyre.kernels.linear import fake, linear
 from polysilicon_spyre.layout import WEIGHT_ORDER, layout_of
@@ -53,6 +54,38 @@ def test_no_padding_is_read_as_data(rows: int, depth: int, out: int, dtype: str)
     torch.testing.assert_close(y.double(), wanted, rtol=bound, atol=bound)
 
 
+def _walked(x: torch.Tensor, image: torch.Tensor, out: int, depth: int) -> torch.Tensor:
+    """The result, element by element: every core on its own, from the addresses that it reads."""
+    rows, stick = x.shape[0], image.shape[-1]
+    places_x = layout_of((rows, depth), "float32")
+    places_w = layout_of((out, depth), "float32", WEIGHT_ORDER)
+    memory_x = places_x.pack(x, fill=math.nan).flatten()
+    memory_w = image.flatten()
+    cut = divide(rows, image.shape[0], places_x.device_size[0], depth)
+    y = torch.zeros((rows, out), dtype=torch.float64)
+    columns = parts(cut.columns, cut.splits[1])
+    for own in itertools.product(cut.row_parts, columns, cut.depth_parts):
+        (top, bottom), (left, right), (near, far) = ((part.start, part.stop) for part in own)
+        inputs = range(near * stick, min(far * stick, depth))
+        for row in range(top, bottom):
+            for column in range(left * stick, min(right * stick, out)):
+                read_x = [places_x.address((row, k)) // 4 for k in inputs]
+                read_w = [places_w.address((column, k)) // 4 for k in inputs]
+                y[row, column] += memory_x[read_x].double() @ memory_w[read_w].double()
+    return y
+
+
+@pytest.mark.parametrize(("rows", "depth", "out"), [(2, 100, 33), (1, 70, 5), (6, 33, 65)])
+def test_result_is_what_every_core_computes_from_its_own_addresses(
+    rows: int, depth: int, out: int
+) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(rows, depth), torch.randn(out, depth) / depth**0.5
+    image = _strict(weight)
+    y = linear(x, image, None, weight_shape=[out, depth])
+    torch.testing.assert_close(y.double(), _walked(x, image, out, depth), rtol=1e-5, atol=1e-5)
+
+
 def test_a_seeded_padding_bug_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     # The mask of x beyond its inputs is what keeps the NaN there out of the sums.
     monkeypatch.setattr(torch.Tensor, "masked_fill", lambda self, *_: self)
@@ -65,13 +98,10 @@ def test_a_seeded_padding_bug_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_parts_are_equal_disjoint_and_whole(rows: int, columns: int, depth: int) -> None:
     cut = divide(rows, columns, depth, 64 * depth)
     assert cut.cores <= 32
-    for size, parts in (
-        (rows, cut.row_parts),
-        (columns, cut.column_parts),
-        (depth, cut.depth_parts),
-    ):
-        assert len({part.stop - part.start for part in parts}) == 1
-        assert [at for part in parts for at in range(part.start, part.stop)] == [*range(size)]
+    for size, count in zip((rows, columns, depth), cut.splits, strict=True):
+        cuts = parts(size, count)
+        assert len({part.stop - part.start for part in cuts}) == 1
+        assert [at for part in cuts for at in range(part.start, part.stop)] == [*range(size)]
 
 
 #: rows, out, in → splits (rows, columns, depth): values that torch_spyre's front end chose for

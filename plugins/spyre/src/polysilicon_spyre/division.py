@@ -38,17 +38,12 @@ class Division:
     @functools.cached_property
     def row_parts(self) -> tuple[slice, ...]:
         """The rows of each part."""
-        return _parts(self.rows, self.splits[0])
-
-    @functools.cached_property
-    def column_parts(self) -> tuple[slice, ...]:
-        """The sticks of the result's last dim of each part."""
-        return _parts(self.columns, self.splits[1])
+        return parts(self.rows, self.splits[0])
 
     @functools.cached_property
     def depth_parts(self) -> tuple[slice, ...]:
         """The sticks of the summed dim of each part."""
-        return _parts(self.depth, self.splits[2])
+        return parts(self.depth, self.splits[2])
 
 
 @functools.lru_cache(maxsize=4096)
@@ -82,10 +77,10 @@ def divide(rows: int, columns: int, depth: int, depth_elements: int) -> Division
 
 def span_split(columns: int, depth_elements: int) -> int | None:
     """The fewest parts of the weight that each keep the span limit; None where none do."""
-    for parts in range(1, SPYRE.cores + 1):
-        span = columns // parts * depth_elements * STICK_BYTES
-        if columns % parts == 0 and span <= SPYRE.span_bytes:
-            return parts
+    for count in range(1, SPYRE.cores + 1):
+        span = columns // count * depth_elements * STICK_BYTES
+        if columns % count == 0 and span <= SPYRE.span_bytes:
+            return count
     return None
 
 
@@ -107,13 +102,14 @@ def rows_per_pass(columns: int, depth: int) -> int:
 @functools.lru_cache(maxsize=4096)
 def divide_rows(rows: int) -> tuple[slice, ...]:
     """Rows over the cores, for what sums along a row: whole rows each, the row is not cut."""
-    return _parts(rows, _largest_divisor(rows, SPYRE.cores))
+    return parts(rows, _largest_divisor(rows, SPYRE.cores))
 
 
 def _largest_divisor(size: int, most: int) -> int:
-    return next(parts for parts in range(min(size, most), 0, -1) if size % parts == 0)
+    return next(count for count in range(min(size, most), 0, -1) if size % count == 0)
 
 
-def _parts(size: int, parts: int) -> tuple[slice, ...]:
-    step = size // parts
-    return tuple(slice(at * step, at * step + step) for at in range(parts))
+def parts(size: int, count: int) -> tuple[slice, ...]:
+    """A dim in `count` equal parts; core `n` of those that differ in it has part `n`."""
+    step = size // count
+    return tuple(slice(at * step, at * step + step) for at in range(count))

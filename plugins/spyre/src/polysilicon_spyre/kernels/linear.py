@@ -2,7 +2,7 @@
 
 The weight comes in sticks along its outputs; x is packed into sticks along its inputs, the result
 is written in sticks along its outputs, and unpacked. Each core of the card computes the slice of
-the result that `division` gives it, from the slices of the operands that it would read. Padding of
+the result that `division` gives it, from the slices of the operands that it reads. Padding of
 what is packed here holds NaN: a result that has none proves that no padding was taken for data.
 Products and sums are float32, rounded once.
 """
@@ -65,24 +65,25 @@ def _one_pass(rows: Tensor, weight: Tensor, bias: Tensor | None, out: int) -> Te
 def _on_cores(
     division: Division, x: Tensor, weight: Tensor, bias: Tensor | None, depth: int
 ) -> Tensor:
-    """The result's image [out/stick, rows, stick]: core after core writes its own slice."""
+    """The result's image [out/stick, rows, stick]: each core's slice from what that core reads.
+
+    The sticks of the result are the batch of one product: cores that differ in them alone run
+    together, each on its own sticks. Cores that differ in rows or inputs run one after the other.
+    """
     stick = x.shape[-1]
-    result = x.new_full((weight.shape[0], x.shape[1], stick), math.nan)
+    held = [
+        weight[:, part.start * stick : part.stop * stick].float() for part in division.depth_parts
+    ]
+    result = x.new_full((division.columns, division.rows, stick), math.nan)
     for rows in division.row_parts:
-        reads = [_read(x, rows, part, depth) for part in division.depth_parts]
-        for columns in division.column_parts:
-            sticks = columns.stop - columns.start
-            sums = [
-                torch.bmm(
-                    read.expand(sticks, -1, -1),
-                    weight[columns, part.start * stick : part.stop * stick].float(),
-                )
-                for read, part in zip(reads, division.depth_parts, strict=True)
-            ]
-            if bias is not None:
-                sums[0] += bias[columns, None]
-            # Cores that cut the sum add up what they have, over the ring.
-            result[columns, rows] = functools.reduce(torch.add, sums)
+        sums = [
+            torch.bmm(_read(x, rows, part, depth).expand(division.columns, -1, -1), own)
+            for part, own in zip(division.depth_parts, held, strict=True)
+        ]
+        if bias is not None:
+            sums[0] += bias[:, None]
+        # Cores that cut the sum add up what they have, over the ring.
+        result[:, rows] = functools.reduce(torch.add, sums)
     return result
 
 
