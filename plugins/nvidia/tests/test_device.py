@@ -1,7 +1,9 @@
 """Detection on machines that there are and aren't, and chips that are asked for by name."""
 
+import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from fake_nvml import (
@@ -19,9 +21,9 @@ from fake_nvml import (
     Slice,
 )
 
-from polysilicon.api import Device, DeviceError
+from polysilicon.api import Device, DeviceError, Problem
 from polysilicon_nvidia.chips import ARCHES, CHIPS, chip_name
-from polysilicon_nvidia.device import absent, detect, devices
+from polysilicon_nvidia.device import absent, activate, detect, devices
 from polysilicon_nvidia.plugin import polysilicon_kernels, polysilicon_layouts
 
 
@@ -125,8 +127,6 @@ def test_a_gpu_that_is_too_old_says_so_where_kernels_are_chosen():
     device = only(FakeNvml(T4))
     assert (device.name, device.arch, device.facts["sms"]) == ("nvidia:t4", "sm75", None)
     (kernel,) = polysilicon_kernels(device)
-    from polysilicon.api import Problem
-
     problem = Problem(op="paged_attention", dtype="float16")
     assert kernel.supports is not None
     assert str(kernel.supports(problem)).endswith("this is sm75")
@@ -149,6 +149,64 @@ def test_a_gpu_that_is_lost_is_reported_and_the_others_stay():
     with pytest.warns(RuntimeWarning, match="NVML can't read GPU 0: code 15"):
         assert names(nvml) == [("nvidia:a100", "cuda:0")]
     assert nvml.open == 0
+
+
+# --- torch --------------------------------------------------------------------------------------
+
+
+def fake_torch(*, cuda: str | None = "13.0", initialised: bool = True) -> SimpleNamespace:
+    properties = SimpleNamespace(
+        name="NVIDIA H200", major=9, minor=0, total_memory=140 * GIB, multi_processor_count=132
+    )
+    return SimpleNamespace(
+        __version__="2.11.0",
+        version=SimpleNamespace(cuda=cuda),
+        cuda=SimpleNamespace(
+            is_initialized=lambda: initialised,
+            is_available=lambda: True,
+            device_count=lambda: 1,
+            get_device_properties=lambda index: properties,
+            get_device_capability=lambda device: (9, 0),
+        ),
+    )
+
+
+def test_torch_tells_where_nvml_is_missing_and_torch_is_in_use(monkeypatch):
+    monkeypatch.setattr("polysilicon_nvidia.device._pynvml", lambda: None)
+    monkeypatch.setitem(sys.modules, "torch", fake_torch())
+    (device,) = detect(environment={})
+    assert (device.name, device.facts["sms"]) == ("nvidia:h200", 132)
+
+
+@pytest.mark.parametrize("torch", [fake_torch(cuda=None), fake_torch(initialised=False)])
+def test_torch_is_not_asked_where_that_would_start_cuda(monkeypatch, torch):
+    monkeypatch.setattr("polysilicon_nvidia.device._pynvml", lambda: None)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert detect(environment={}) == []
+
+
+def test_activation_passes_where_torch_and_nvml_agree(monkeypatch):
+    monkeypatch.setattr("polysilicon_nvidia.device._pynvml", lambda: FakeNvml(H200))
+    monkeypatch.setitem(sys.modules, "torch", fake_torch())
+    activate()
+
+
+@pytest.mark.parametrize(
+    ("cuda", "available", "gpu", "said"),
+    [
+        (None, False, H200, "torch 2.11.0 is built without CUDA: install a CUDA build of it"),
+        ("13.0", False, H200, "torch 2.11.0 can't use the GPU: its CUDA 13.0 needs a newer driver"),
+        ("13.0", True, A100, "nvidia:a100 is sm80 and torch's cuda:0 is sm90: set CUDA_DEVICE_OR"),
+    ],
+)
+def test_activation_says_what_to_mend(monkeypatch, cuda, available, gpu, said):
+    torch = fake_torch(cuda=cuda)
+    torch.cuda.is_available = lambda: available
+    monkeypatch.setattr("polysilicon_nvidia.device._pynvml", lambda: FakeNvml(gpu))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    with pytest.raises(DeviceError) as error:
+        activate()
+    assert str(error.value).startswith(said)
 
 
 # --- by name -----------------------------------------------------------------------------------
