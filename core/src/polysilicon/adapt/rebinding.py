@@ -148,7 +148,7 @@ class Rebound(Layer):
         return {name: value for name, value in vars(self).items() if name != "function"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        super().__setstate__(state)
         self._bind()
 
     def extra_repr(self) -> str:
