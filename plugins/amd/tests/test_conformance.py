@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polysilicon.api import Problem
-from polysilicon.testing import DeviceUnderTest, LayoutSuite, OpSuite, PluginSuite
+from polysilicon.testing import DeviceUnderTest, LayerSuite, LayoutSuite, OpSuite, PluginSuite
 
 # 40 steps and one tile of outputs: the only sample whose sum is split.
 _SPLIT = {"in": 5120, "out": 48, "bias": True}
@@ -23,3 +23,6 @@ class TestLayouts(AMD, LayoutSuite): ...
 
 
 class TestOps(AMD, OpSuite): ...
+
+
+class TestLayers(AMD, LayerSuite): ...
