@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import layout_kernels as lk
@@ -13,6 +14,8 @@ from tables import CHIP, CPU
 from polysilicon.errors import SelectionError
 from polysilicon.explaining import explain
 from polysilicon.selection import bind
+from polysilicon.testing import DeviceUnderTest
+from polysilicon.testing.plugin_checks import CHECKS
 
 if TYPE_CHECKING:
     from polysilicon.records import Layout
@@ -93,6 +96,23 @@ def test_what_the_judge_refuses_decides_nothing() -> None:
 
 def test_a_kernel_asked_for_by_name_brings_its_layout() -> None:
     assert served(FEW, REST, kernel="linear.rest") == ["linear.rest"]
+
+
+def test_the_suite_names_layouts_that_core_would_never_choose() -> None:
+    kernels = (
+        lk.linear("on_tiles"),
+        lk.linear("on_turned", lk.TURNED),
+        lk.linear("on_tiles", lk.PLAIN, name="linear.on_plain"),
+        replace(lk.linear("on_tiles", name="linear.on_x"), layouts={"x": "acme.tiles"}),
+    )
+    offered = {layout.name: layout for layout in (lk.TILES, lk.PLAIN)}
+    found: Any = SimpleNamespace(kernels=kernels, offered=offered)
+    assert list(CHECKS["layouts"](DeviceUnderTest, found)) == [
+        "linear.on_turned takes weight in layout acme.turned: offered are acme.tiles, plain",
+        "linear.on_plain takes weight in layout plain: expected one for linear_weight with pack "
+        "and unpack",
+        "linear.on_x takes x in layout acme.tiles: linear gives roles to weight",
+    ]
 
 
 @pytest.mark.parametrize(

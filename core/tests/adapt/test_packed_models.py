@@ -16,7 +16,7 @@ from polysilicon.engine import Engine, SamplingParams
 from polysilicon.errors import PolysiliconWarning
 from polysilicon.layers.packed_weight import PackedParameter
 from polysilicon.prepare import prepare
-from polysilicon.testing import DeviceUnderTest, LayerSuite, LayoutSuite, OpSuite
+from polysilicon.testing import DeviceUnderTest, LayerSuite, LayoutSuite, OpSuite, PluginSuite
 from polysilicon.testing.subject import subject
 
 from .models import tiny
@@ -169,6 +169,7 @@ def test_the_suite_packs_for_such_kernels():
     found = subject(Tiles)
     assert {layout.name for layout in found.layouts} == {"tiles.weight", "tiles.turned"}
     for suite in (
+        type("Plugin", (Tiles, PluginSuite), {}),
         type("Ops", (Tiles, OpSuite), {}),
         type("Layouts", (Tiles, LayoutSuite), {}),
         type("Layers", (Tiles, LayerSuite), {}),
@@ -177,4 +178,4 @@ def test_the_suite_packs_for_such_kernels():
         findings = [finding for case in cases for finding in suite.look(found, case)]
         assert [finding.text for finding in findings if finding.text] == []
         passed = {name for f in findings if not f.skipped for name in f.names}
-        assert passed & {"linear.tiles_few", "tiles.turned", "Linear transposed", "GatedMLP"}
+        assert passed & {"linear.tiles_few", "tiles.turned", "GatedMLP", "plugin"}

@@ -157,8 +157,9 @@ class PackedParameter(nn.Parameter):
             return None
         if func in _ADDRESSES:
             raise LayoutError(
-                f"Tensor.{func.__name__} was asked of {args[0]!r}: "
-                " its memory is no plain tensor's; read it with .detach(), or call undo()"
+                f"Tensor.{func.__name__} was asked of {args[0]!r}: it has no memory of its own, "
+                "expected a plain tensor; read it with .detach(), or make it plain with unpack() "
+                "of its layer or undo() of its model. A compiled graph can't hold it either"
             )
         written = _written(func, args, kwargs)
         read = _Reading(func, writes=bool(written))
@@ -235,6 +236,7 @@ _ABOUT = {
     *(getattr(Tensor, name).__set__ for name in ("requires_grad", "grad")),
     *(getattr(Tensor, name) for name in _METHODS),
 }
+_TRAINED = {Tensor.requires_grad.__set__, Tensor.requires_grad_}  # type: ignore[attr-defined]
 _ADDRESSES = {
     Tensor.data_ptr,
     Tensor.untyped_storage,
@@ -246,7 +248,7 @@ _ADDRESSES = {
 def _about(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     with torch._C.DisableTorchFunctionSubclass():
         result = func(*args, **kwargs)
-        if isinstance(args[0], PackedParameter):
+        if isinstance(args[0], PackedParameter) and func in _TRAINED:
             weight = args[0].packed_weight
             weight.trained = any(p.requires_grad for p in weight.parameters)
     return result

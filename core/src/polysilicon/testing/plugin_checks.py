@@ -198,6 +198,20 @@ def _known_ops(under_test: type[DeviceUnderTest], found: Subject) -> Iterator[st
             yield f"{kernel.name} is for op {kernel.op!r}, which this core does not have"
 
 
+def _layouts(under_test: type[DeviceUnderTest], found: Subject) -> Iterator[str]:
+    for kernel in found.kernels:
+        roles = ops.get(kernel.op).roles if kernel.op in ops.NAMES else {}
+        for argument, name in kernel.layouts.items():
+            layout = found.offered.get(name)
+            takes = f"{kernel.name} takes {argument} in layout {name}"
+            if argument not in roles:
+                yield f"{takes}: {kernel.op} gives roles to {', '.join(roles) or 'no argument'}"
+            elif layout is None:
+                yield f"{takes}: offered are {', '.join(found.offered)}"
+            elif layout.role != roles[argument] or layout.pack is None:
+                yield f"{takes}: expected one for {roles[argument]} with pack and unpack"
+
+
 def _supports(under_test: type[DeviceUnderTest], found: Subject) -> Iterator[str]:
     for kernel in found.kernels:
         if kernel.supports is None:
@@ -238,6 +252,7 @@ CHECKS: dict[str, Callable[[type[DeviceUnderTest], Subject], Iterator[str]]] = {
     "steady answers": _steady_answers,
     "targets": _targets,
     "known ops": _known_ops,
+    "layouts": _layouts,
     "supports": _supports,
     "floor and ceiling": _bounds,
 }

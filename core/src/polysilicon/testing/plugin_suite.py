@@ -63,6 +63,11 @@ class PluginSuite(Suite):
         """`polysilicon kernels` lists the ops."""
         self.settle(case, "known ops")
 
+    def test_layouts_that_kernels_take_are_offered(self, case: PluginCase) -> None:
+        """`Kernel.layouts` names layouts that `polysilicon_layouts` offers on the device, for
+        arguments that have a role (`Op.roles`); core never chooses such a kernel otherwise."""
+        self.settle(case, "layouts")
+
     def test_supports_answers_problems_that_state_little(self, case: PluginCase) -> None:
         """A problem need not state every fact: `problem.fact(key, default)`."""
         self.settle(case, "supports")
