@@ -75,6 +75,15 @@ def test_a_plugin_has_the_files_that_all_have(plugin: Path) -> None:
 
 
 @plugins
+def test_a_plugin_has_a_kernel_and_a_test_of_it(plugin: Path) -> None:
+    kernels = plugin / "src" / f"polysilicon_{plugin.name}" / "kernels"
+    names = [file.stem for file in kernels.glob("[!_]*.py")]
+    tests = [file.stem for file in (plugin / "tests").glob("test_*.py")]
+    assert names
+    assert [name for name in names if f"test_{name}" in tests]
+
+
+@plugins
 def test_the_project_says_the_same_things_everywhere(plugin: Path) -> None:
     data = _data(plugin)
     project = data["project"]
