@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 LINKS = sorted(set(re.findall(r"\]\(([^)#]+)\)", README)))
-COMMANDS = sorted(set(re.findall(r"^polysilicon (\w+(?: \w+)?)", README, flags=re.MULTILINE)))
+COMMANDS = sorted(set(re.findall(r"^polysilicon ([\w-]+(?: \w+)?)", README, flags=re.MULTILINE)))
 
 
 @pytest.mark.parametrize("code", BLOCKS)
