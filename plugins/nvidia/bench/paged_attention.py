@@ -181,7 +181,7 @@ def compare(case: Case, bandwidth: float) -> str:
         except RuntimeError:
             continue  # this backend can't serve the case; the line shows which did
         error = float((found.float() - wanted.float()).abs().max())
-        if error > 0.02:
+        if error > 0.04:  # one unit in the last place of a large value
             raise ValueError(f"{case}: differs from torch's {backend.name} by {error:.3f}")
         runs = [functools.partial(attention, *given) for given in laid_out]
         times[backend.name.partition("_")[0].lower()] = microseconds(runs)
@@ -196,20 +196,23 @@ def compare(case: Case, bandwidth: float) -> str:
 def sweep(case: Case) -> Iterator[str]:
     """The fastest tiles of a case; one that doesn't fit the chip is left out, and counted."""
     calls, times, unfit = rotated(case), {}, 0
-    for sizes in DECODE_TILES if case.queries == 1 else PREFILL_TILES:
-        rows, keys, warps, stages = sizes
-        tile = Tile(rows=rows, keys=keys, warps=warps, stages=stages)
-        with patch.object(kernel, "tile_for", return_value=tile):
-            runs = [functools.partial(kernel.paged_attention, **given) for given in calls]
+    runs = [functools.partial(kernel.paged_attention, **given) for given in calls]
+    tiles = DECODE_TILES if case.queries == 1 else PREFILL_TILES
+    for sizes, warps_per_sm in itertools.product(tiles, (8, 12)):
+        tile = Tile(**dict(zip(("rows", "keys", "warps", "stages"), sizes, strict=True)))
+        with (
+            patch.object(kernel, "tile_for", return_value=tile),
+            patch.object(kernel, "WARPS_PER_SM", warps_per_sm),
+        ):
             try:
-                times[sizes] = microseconds(runs)
+                times[sizes, warps_per_sm] = microseconds(runs)
             except Exception as error:
                 if "OutOfResources" not in type(error).__name__:
                     raise
                 unfit += 1
-    for sizes in sorted(times, key=lambda one: times[one])[:6]:
-        yield f"{case} {times[sizes]:9.1f} µs  {sizes}"
-    yield f"{case} {unfit} tiles do not fit"
+    for one in sorted(times, key=lambda one: times[one])[:6]:
+        yield f"{case} {times[one]:9.1f} µs  {one[0]}, split for {one[1]} warps an SM"
+    yield f"{case} {unfit} of {2 * len(tiles)} do not fit"
 
 
 def main() -> None:
