@@ -39,7 +39,7 @@ def _weight_spans(problem: Problem) -> str | None:
 
 
 _DTYPES = frozenset({"float32", "float16", "bfloat16"})
-_SIMULATED = "simulated on the CPU, core by core on stick-tiled memory; says nothing of speed"
+_SIMULATED = "simulated on the CPU: stick-tiled memory, cut over cores; says nothing of speed"
 
 #: For the simulator alone: on a card, torch_spyre lays out and computes.
 KERNELS = (
