@@ -151,7 +151,7 @@ def _absent(name: str) -> Device:
 
 
 def _simulator() -> Device:
-    # Not compiled unless asked for: the simulated kernels are opaque, and nobody times what is left.
+    # Compiled only on request: the simulated kernels are opaque, and nobody times what is left.
     return Device(
         name=SIMULATOR,
         kind=KIND,
