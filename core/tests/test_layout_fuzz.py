@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::polysilicon.errors.PolysiliconWarning"),
 ]
 FEW = settings(
-    max_examples=100,
+    max_examples=300,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -236,7 +236,7 @@ def _tiled(draw: st.DrawFn) -> Tiled:
 
 
 def _bits(x: torch.Tensor) -> torch.Tensor:
-    flat = x.reshape(-1).clone()  # a dim of size one may have any stride
+    flat = x.new_empty(x.numel()).copy_(x.reshape(-1))  # a dim of size one may have any stride
     return flat if x.dtype == torch.bool else flat.view(torch.uint8)
 
 

@@ -19,6 +19,7 @@ from polysilicon.errors import LayoutError, PolysiliconWarning
 from polysilicon.layers import GatedMLP, Linear
 from polysilicon.layers.linear import MergedLinear
 from polysilicon.layers.packed_weight import PackedParameter
+from polysilicon.packed import pack
 from polysilicon.prepare import prepare
 
 
@@ -100,6 +101,18 @@ def test_results_and_state_dict_stay_and_the_plain_memory_goes(packed: Packed) -
     placeholders = [p for p in model.parameters() if isinstance(p, PackedParameter)]
     with torch._C.DisableTorchFunctionSubclass():
         assert all(p.untyped_storage().nbytes() == 4 for p in placeholders)
+
+
+def test_weights_are_packed_and_freed_one_layer_at_a_time(monkeypatch: Any) -> None:
+    model, gone = nn.Sequential(*(Linear(_parameter(8, 8)) for _ in range(3))), []
+
+    def noting(layout: Any, matrix: torch.Tensor) -> Any:
+        gone.append(sum(isinstance(p, PackedParameter) for p in model.parameters()))
+        return pack(layout, matrix)
+
+    monkeypatch.setattr("polysilicon.layers.packed_weight.pack", noting)
+    prepare(model, table=TILES)
+    assert gone == [0, 1, 2]
 
 
 def test_parameters_stay_the_same_objects() -> None:
