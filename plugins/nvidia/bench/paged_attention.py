@@ -135,6 +135,7 @@ def torchs(case: Case, backend: SDPBackend) -> Callable[[Tensor, Tensor, Tensor]
 def microseconds(calls: Sequence[Callable[[], object]]) -> float:
     """Time of one call, all of them captured in one graph that is replayed."""
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())  # which is still making the inputs
     with torch.cuda.stream(side):
         for call in calls:
             call()

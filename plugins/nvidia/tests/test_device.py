@@ -1,7 +1,6 @@
 """Detection on machines that there are and aren't, and chips that are asked for by name."""
 
 import sys
-import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -25,6 +24,12 @@ from polysilicon.api import Device, DeviceError, Problem
 from polysilicon_nvidia.chips import ARCHES, CHIPS, chip_name
 from polysilicon_nvidia.device import absent, activate, detect, devices
 from polysilicon_nvidia.plugin import polysilicon_kernels, polysilicon_layouts
+
+
+@pytest.fixture(autouse=True)
+def torch_without_cuda(monkeypatch):
+    """torch has started no GPU, whatever else ran in this process on a machine that has one."""
+    monkeypatch.setitem(sys.modules, "torch", fake_torch(initialised=False))
 
 
 def only(nvml: FakeNvml, **environment: str) -> Device:
@@ -133,10 +138,8 @@ def test_a_gpu_that_is_too_old_says_so_where_kernels_are_chosen():
 
 
 @pytest.mark.parametrize("code", [9, 12])
-def test_a_machine_without_a_driver_is_silent_and_fast(code):
-    begin = time.perf_counter()
+def test_a_machine_without_a_driver_is_silent(code):
     assert detect(FakeNvml(start=code), {}) == []
-    assert time.perf_counter() - begin < 0.05
 
 
 def test_a_driver_that_is_broken_is_reported_and_offers_nothing():
