@@ -294,7 +294,7 @@ def minimums(session: nox.Session, distribution: Distribution) -> None:
     The lowest torch would be a CUDA build of several GB. A plugin is installed editable, because
     with `lowest-direct` what a wheel requires would not be direct.
     """
-    pinned = ("torch", *TEST_TOOLS, *CORE_TEST_TOOLS)
+    pinned = ("torch", *TEST_TOOLS, *(CORE_TEST_TOOLS if distribution.is_core else ()))
     pins = (ROOT / "constraints" / "ci.txt").read_text().split()
     fixed = [pin for pin in pins if pin.partition("==")[0] in pinned]
     lowest = ("--resolution", "lowest-direct", *fixed)

@@ -32,11 +32,12 @@ class Step:
     act: Callable[[], None]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Making:
-    """Makes one planned release in a clean checkout."""
+    """Makes one planned release in a clean checkout; `commit` is the release commit, once made."""
 
     plan: Plan
+    commit: str = ""
 
     @property
     def root(self) -> Path:
@@ -69,7 +70,7 @@ class Making:
             ),
             Step(
                 text=f"commit that as '{plan.distribution.name} {plan.version}'",
-                act=lambda: self._commit(f"{plan.distribution.name} {plan.version}"),
+                act=self._commit_release,
             ),
             Step(
                 text="build sdist and wheel, once, from that commit into "
@@ -104,14 +105,13 @@ class Making:
         Raises:
             ReleasingError: a step failed.
         """
-        before = history.git(self.root, "rev-parse", "HEAD").decode().strip()
+        before = self._head()
         try:
             for step in self.before_the_tag():
                 say(step.text)
                 step.act()
         except BaseException:
-            self._undo(before)
-            say(f"undone: the branch is at {before[:8]} again")
+            say(self._undo(before))
             raise
         for step in self.from_the_tag():
             say(step.text)
@@ -144,6 +144,13 @@ class Making:
             *("--date", datetime.datetime.now(tz=datetime.UTC).date().isoformat()),
         )
 
+    def _head(self) -> str:
+        return history.git(self.root, "rev-parse", "HEAD").decode().strip()
+
+    def _commit_release(self) -> None:
+        self._commit(f"{self.plan.distribution.name} {self.plan.version}")
+        self.commit = self._head()
+
     def _commit(self, subject: str) -> None:
         history.git(self.root, "add", "--all", "--", self.plan.distribution.folder)
         history.git(self.root, "commit", "--quiet", "-m", subject)
@@ -151,7 +158,9 @@ class Making:
     def _build(self) -> None:
         shutil.rmtree(self.out, ignore_errors=True)
         with tempfile.TemporaryDirectory() as folder:
-            source = history.extract(self.root, "HEAD", self.plan.distribution.folder, Path(folder))
+            source = history.extract(
+                self.root, self.commit, self.plan.distribution.folder, Path(folder)
+            )
             built = build(source, self.out)
         if len(built) != 2:
             raise ReleasingError(f"expected an sdist and a wheel, got {[p.name for p in built]}")
@@ -165,14 +174,20 @@ class Making:
 
     def _tag(self) -> None:
         subject = f"{self.plan.project.name} {self.plan.version}"
-        history.git(self.root, "tag", "--annotate", self.plan.tag, "-m", subject)
+        history.git(self.root, "tag", "--annotate", self.plan.tag, "-m", subject, self.commit)
 
-    def _undo(self, before: str) -> None:
+    def _undo(self, before: str) -> str:
         """Takes back the folder's edits and our commit; the tree was clean when we began."""
+        if self._head() not in (before, self.commit):
+            return (
+                f"not undone: others committed on top of {before[:8]} meanwhile; the release "
+                f"commit {self.commit[:8]} is yours to revert"
+            )
         folder = self.plan.distribution.folder
         history.git(self.root, "reset", "--quiet", "--", folder)
         history.git(self.root, "checkout", "--quiet", "--", folder)
         history.git(self.root, "reset", "--quiet", "--keep", before)
+        return f"undone: the branch is at {before[:8]} again"
 
 
 def _run(root: Path, *command: str, env: dict[str, str] | None = None) -> None:

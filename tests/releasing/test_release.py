@@ -101,6 +101,20 @@ def test_failed_tests_leave_the_branch_as_it_was(
     assert "undone: the branch is at" in capfd.readouterr().out
 
 
+def test_what_others_committed_meanwhile_stays(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def test(making: steps.Making) -> None:
+        repository.write("README.md", "Meanwhile\n")
+        repository.commit("Meanwhile")
+        raise steps.ReleasingError("a test failed")
+
+    monkeypatch.setattr(steps.Making, "_test", test)
+    assert _release(repository, "core", "0.1.0") == 1
+    assert repository.git("log", "--format=%s", "-1") == "Meanwhile"
+    assert "not undone: others committed" in capsys.readouterr().out
+
+
 def test_a_dry_run_prints_the_steps_and_changes_nothing(
     repository: Repository, capsys: pytest.CaptureFixture[str]
 ) -> None:
