@@ -62,6 +62,19 @@ def test_nothing_of_the_template_vendor_is_left(fresh: None, tmp_path: Path) -> 
     assert [file for file in files if "acme" in (str(file) + file.read_text()).lower()] == []
 
 
+def test_it_has_every_file_that_all_plugins_of_this_repository_have() -> None:
+    plugins = [file.parent for file in CORE.parent.glob("plugins/*/pyproject.toml")]
+    common = set.intersection(*(_named_files(plugin) for plugin in plugins))
+    assert "src/polysilicon_acme/plugin.py" in common
+    assert common <= {file.as_posix() for file in template_files()}
+
+
+def _named_files(plugin: Path) -> set[str]:
+    """A plugin's files, called as if it were the template's vendor's."""
+    files = [file for file in plugin.rglob("*") if file.suffix in (".py", ".md", ".toml", ".typed")]
+    return {file.relative_to(plugin).as_posix().replace(plugin.name, "acme") for file in files}
+
+
 def test_requirement_accepts_this_core_and_the_minor_after_it(
     fresh: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

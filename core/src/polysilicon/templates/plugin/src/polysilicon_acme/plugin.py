@@ -45,6 +45,7 @@ KERNELS = (
         target="polysilicon_acme.kernels.rms_norm:rms_norm",
         device=detection.KIND,
         supports=_row_fits,
+        offline="polysilicon_acme.compiled:rms_norm",
     ),
 )
 
