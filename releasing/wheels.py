@@ -24,6 +24,27 @@ if TYPE_CHECKING:
 RELEASE_WHEELS = "POLYSILICON_RELEASE_WHEELS"
 
 
+def find_links() -> str:
+    """The folders of wheels that pip is configured to look in; uv does not read pip's settings.
+
+    Without them uv would take the newest CUDA build of torch, several GB, where the machine
+    offers a CPU wheel.
+    """
+    if set_for_uv := os.environ.get("UV_FIND_LINKS"):
+        return set_for_uv
+    listing = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
+    ).stdout
+    folders = {
+        folder
+        for line in listing.splitlines()
+        if line.partition("=")[0].endswith("find-links")
+        for folder in line.partition("=")[2].strip("'\"").split()
+    }
+    folders.update(os.environ.get("PIP_FIND_LINKS", "").split())
+    return " ".join(sorted(folders))
+
+
 def build(source: Path, out: Path, *kinds: str) -> list[Path]:
     """Builds a folder; without kinds the sdist, and the wheel from that sdist.
 
