@@ -13,6 +13,7 @@ from polysilicon.devices import current, find, require_runnable
 from polysilicon.errors import DeviceError, PolysiliconWarning
 from polysilicon.explaining import explain
 from polysilicon.plugins import answers
+from polysilicon.records import Device
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,6 +76,14 @@ def test_forced_absent_device_explains_and_refuses_to_run(
         DeviceError, match=r"acme:x2 is forced and not on this machine.*acme:x1, cpu"
     ):
         require_runnable(current())
+
+
+def test_chip_that_lacks_something_says_what(fresh: None) -> None:
+    card = Device(
+        name="acme:x3", kind="acme", present=False, facts={"unusable": "its driver isn't loaded"}
+    )
+    with pytest.raises(DeviceError, match=r"acme:x3 is on this machine.*its driver isn't loaded"):
+        require_runnable(card)
 
 
 def test_plugin_says_which_chips_it_knows(

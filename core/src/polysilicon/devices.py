@@ -128,11 +128,16 @@ def require_runnable(device: Device) -> Device:
     """The device again, if models can run on it.
 
     Raises:
-        DeviceError: it is only forced by `POLYSILICON_DEVICE` and not on this machine.
+        DeviceError: it was only asked for by name, or the fact `unusable` says what it lacks.
     """
     if device.present:
         return device
     present = ", ".join(other.name for other in devices() if other.present)
+    if unusable := device.facts.get("unusable"):
+        raise DeviceError(
+            f"device {device.name} is on this machine and can't be used: {unusable}. Present and "
+            f"usable are {present}"
+        )
     raise DeviceError(
         f"device {device.name} is forced and not on this machine: explain and compile work, "
         f"running doesn't. Present are {present}: name one of them instead"

@@ -75,7 +75,8 @@ class Device:
         graph_capture: whether the device can capture and replay graphs.
         activate: lazy target without arguments that `polysilicon.use()` calls once, before the
             first tensor goes to the device; None where the device needs nothing.
-        facts: anything else that kernels or reports want to know (cores, features …).
+        facts: anything else that kernels or reports want to know (cores, features …). `unusable`
+            says what a chip that is here, but not `present`, lacks; users read it.
     """
 
     name: str

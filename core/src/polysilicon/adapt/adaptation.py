@@ -55,7 +55,7 @@ class Adapted:
         self._surgery.undo()
 
 
-def adapt(model: nn.Module, *, device: str = "cpu") -> Adapted:
+def adapt(model: nn.Module, *, device: str | None = None) -> Adapted:
     """Replaces the modules of a Transformers model by ours, each after proof on probe inputs.
 
     The model is changed in place and left in eval mode; its parameters, their names and their
@@ -63,7 +63,7 @@ def adapt(model: nn.Module, *, device: str = "cpu") -> Adapted:
 
     Args:
         model: any causal language model of Transformers, with its weights loaded.
-        device: torch device that the model must be on.
+        device: torch device that the model must be on; None takes it where it lies.
 
     Returns:
         The model with its report; `undo()` takes everything back.
@@ -82,7 +82,8 @@ def adapt(model: nn.Module, *, device: str = "cpu") -> Adapted:
             "the model is adapted already: call undo() on the first result to redo it, or give "
             "that result to Engine()"
         )
-    _check_device(model, device)
+    if device is not None:
+        _check_device(model, device)
     model.eval()
     with undisturbed(model):
         work = Work(model)

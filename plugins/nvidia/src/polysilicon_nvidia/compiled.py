@@ -80,7 +80,7 @@ def _compiled(
         facts = {} if made.error else _facts(made)
         yield Compiled(
             kernel="paged_attention.nvidia_triton",
-            variant=f"{variant}: {made.name}",
+            variant=f"{variant}, bfloat16: {made.name}",
             seconds=made.seconds,
             facts=facts,
             problems=tuple(gate(made, facts, wanted, device)),
