@@ -55,8 +55,8 @@ def test_every_variant_passes_the_gate_of_its_chip_within_its_budget(arch, prefi
     assert ran.returncode == 0
     used = {name: row["facts"]["matrix_instruction"] for name, row in made.items()}
     for size in SIZES:
-        assert used[f"decode, head {size}: attend"] == "mma.sync"
-        assert used[f"prefill, head {size}: attend"] == prefill
+        assert used[f"decode, head {size}, bfloat16: attend"] == "mma.sync"
+        assert used[f"prefill, head {size}, bfloat16: attend"] == prefill
         assert used[f"decode, head {size}: combine"] is None
 
 
