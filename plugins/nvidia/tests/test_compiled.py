@@ -57,7 +57,7 @@ def test_every_variant_passes_the_gate_of_its_chip_within_its_budget(arch, prefi
     for size in SIZES:
         assert used[f"decode, head {size}, bfloat16: attend"] == "mma.sync"
         assert used[f"prefill, head {size}, bfloat16: attend"] == prefill
-        assert used[f"decode, head {size}: combine"] is None
+        assert used[f"decode, head {size}, bfloat16: combine"] is None
 
 
 @pytest.mark.parametrize(
