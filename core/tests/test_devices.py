@@ -109,6 +109,13 @@ def test_absent_chip_is_found_by_its_name_alone(install: Install) -> None:
         polysilicon.prepare(torch.nn.Linear(2, 2), "acme:x2")
 
 
+def test_kind_alone_never_means_a_chip_that_was_only_asked_for(install: Install) -> None:
+    install("good")
+    assert not find("acme:x2").present
+    assert find("acme").name == "acme:x1"
+    assert find("acme:a2").name == "acme:x2"
+
+
 def test_device_error_that_nobody_asked_for_breaks_only_the_plugin(
     install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:

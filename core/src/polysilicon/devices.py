@@ -42,16 +42,18 @@ def find(name: str, table: Table | None = None) -> Device:
         DeviceError: no such device; lists those that there are.
     """
     known = (table or selection.current_table()).devices
-    if found := _named(name, known):
+    found = _named(name, known)
+    if found is not None and (table is not None or found.name == name or _real(found)):
         return found
+    # A kind alone means a chip that is here; else its plugin says what it means.
     kind = name.partition(":")[0]
     if table is None and any(row.name == kind for row in plugins()):
         require(kind)
         ask_for(name)
         selection.current_table.cache_clear()
         known = selection.current_table().devices
-        if found := _named(name, known):
-            return found
+    if found := _named(name, known):
+        return found
     names = [device.name for device in known]
     close = difflib.get_close_matches(name, names)
     hint = f" (did you mean {close[0]}?)" if close else ""
@@ -62,8 +64,15 @@ def find(name: str, table: Table | None = None) -> Device:
 
 
 def _named(name: str, known: Sequence[Device]) -> Device | None:
-    forms = ((d, (d.name, d.kind, f"{d.kind}:{d.arch}")) for d in known)
-    return next((device for device, names in forms if name in names), None)
+    """The device of that name, else the first of that kind or architecture, real ones before."""
+    forms = [(d, (d.kind, f"{d.kind}:{d.arch}")) for d in known]
+    exact = [device for device in known if device.name == name]
+    close = [device for device, names in forms if name in names]
+    return next(iter([*exact, *filter(_real, close), *close]), None)
+
+
+def _real(device: Device) -> bool:
+    return device.present and not device.simulated
 
 
 def use(name: str) -> Device:

@@ -99,7 +99,7 @@ def test_simulator_is_there_only_when_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "hint"), [("spyre:sm", "did you mean spyre:sim"), ("spyre:2", "")]
+    ("form", "hint"), [("spyre:sm", "did you mean spyre:sim"), ("spyre:2", ""), ("spyre:", "")]
 )
 def test_unknown_name_is_an_error_that_lists_the_forms(
     tmp_path: Path, form: str, hint: str

@@ -65,12 +65,12 @@ def devices(
     """
     found = evidence(root, torch_spyre)
     here = [_card(found)] if found.cards else []
-    kind, _, rest = (forced or "").lower().partition(":")
+    kind, colon, rest = (forced or "").lower().partition(":")
     if kind != KIND:
         return here
     if rest == "sim":
         return [*here, _simulator()]
-    if rest not in ("", SPYRE.arch):
+    if rest != SPYRE.arch and (rest or colon):
         close = difflib.get_close_matches(rest, ("sim", SPYRE.arch), n=1)
         hint = f" (did you mean {KIND}:{close[0]}?)" if close else ""
         raise DeviceError(
