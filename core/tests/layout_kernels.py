@@ -56,6 +56,14 @@ def unpack_turned(physical: Tensor) -> Tensor:
     return physical.t().contiguous()
 
 
+def unpack_turned_wrong(physical: Tensor) -> Tensor:
+    return physical.t().flip(0).contiguous()
+
+
+def pack_raising(logical: Tensor) -> Tensor:
+    raise RuntimeError("no room for tiles")
+
+
 def on_tiles(
     x: Tensor,
     weight: Tensor,  # [N/4, K/8, 4, 8]

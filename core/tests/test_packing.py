@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import pickle
@@ -460,3 +461,64 @@ def test_a_right_kernel_passes_the_proof(monkeypatch: pytest.MonkeyPatch) -> Non
     model = Model()
     prepare(model, device, table=lk.table(lk.linear("on_tiles", rank=1), device=device))
     assert set(layouts(model)) == {"acme.tiles"}
+
+
+NO_TARGET = replace(lk.TURNED, name="acme.typo", pack="layout_kernels:pack_turnt")
+WRONG = replace(lk.TURNED, name="acme.wrong", unpack="layout_kernels:unpack_turned_wrong")
+RAISES = replace(lk.TURNED, name="acme.raises", pack="layout_kernels:pack_raising")
+
+
+@pytest.mark.parametrize(
+    ("layout", "proof", "told", "reason"),
+    [
+        (WRONG, "on", "does not give back what was packed: mend", "does not give back what was"),
+        (RAISES, "on", None, "it raised RuntimeError: no room"),  # the proof's own reason
+        (RAISES, "off", "raised RuntimeError: no room for tiles", "no room for tiles"),
+        (NO_TARGET, "on", "could not be imported: AttributeError", "could not be imported"),
+        (NO_TARGET, "off", "could not be imported: AttributeError", "could not be imported"),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_a_layout_that_fails_costs_only_its_kernel(
+    layout: Any, proof: str, told: str | None, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POLYSILICON_PROOF", proof)
+    device = replace(CHIP, simulated=True)
+    kernels = lk.linear("on_turned", layout, rank=2), lk.linear("on_tiles", rank=1)
+    table = lk.table(*kernels, layouts=(layout, lk.TILES), device=device)
+    model = Model()
+    before, results = state(model), run(model)
+    with pytest.warns(PolysiliconWarning, match=told) if told else contextlib.nullcontext():
+        prepared = prepare(model, device, table=table)
+    assert set(layouts(model)) == {"acme.tiles"}
+    against = [c.reason for one in prepared.bindings for c in one.candidates]
+    assert any(reason in text for text in against)
+    assert_state(model, before)
+    torch.testing.assert_close(run(model), results)
+
+
+def test_numbers_that_compare_unequal_to_themselves_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("POLYSILICON_PROOF", "on")
+    device = replace(CHIP, simulated=True)
+    model = nn.Sequential(Linear(_parameter(21, 19)))
+    with torch.no_grad():
+        model[0].weight[0, :3] = torch.tensor([float("nan"), -0.0, float("inf")])
+    prepare(model, device, table=lk.table(lk.linear("on_tiles", rank=1), device=device))
+    assert layouts(model) == ["acme.tiles"]
+
+
+def test_what_a_layout_cannot_hold_is_not_loaded_into_it(
+    packed: Packed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, before, _ = packed
+    monkeypatch.setenv("POLYSILICON_PROOF", "on")
+    monkeypatch.setattr("polysilicon.layers.packed_weight._same_bits", lambda a, b: False)
+    with torch.no_grad(), pytest.raises(LayoutError, match="does not give back what was packed"):
+        model.first.weight.zero_()
+    assert_state(model, before)
+    zeros = {name: torch.zeros_like(value) for name, value in before.items()}
+    with pytest.warns(PolysiliconWarning, match="loaded stays plain"):
+        model.first.load_state_dict({"weight": zeros["first.weight"], "bias": zeros["first.bias"]})
+    assert not run(nn.Sequential(model.first)).any()

@@ -97,6 +97,9 @@ def test_a_tie_below_the_winner_does_not_matter() -> None:
         ({"dtypes": frozenset({"bfloat16"})}, "takes bfloat16, not float32"),
         ({"supports": lambda problem: "width is odd"}, "width is odd"),
         ({"supports": lambda problem: 1 / 0}, "its supports() raised ZeroDivisionError"),
+        ({"supports": lambda problem: True}, "its supports() answered True: expected None or the"),
+        ({"supports": lambda problem: False}, "its supports() answered False: expected None or"),
+        ({"supports": lambda problem: ""}, "its supports() answered '': expected None or the"),
     ],
 )
 def test_kernel_that_does_not_fit_keeps_its_reason(more: dict[str, Any], reason: str) -> None:

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from polysilicon import ops
-from polysilicon.calling import load_kernel
+from polysilicon.calling import load_kernel, load_target
 from polysilicon.errors import SelectionError
 from polysilicon.notices import notice
 from polysilicon.records import MOST_TOKENS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
     from polysilicon.ops.contract import Op
@@ -43,6 +43,7 @@ class Round:
     device: Device
     entries: list[Provided[Kernel]]
     against: dict[str, str]
+    offered: Mapping[str, Layout]
     apart: dict[str, str] = field(default_factory=dict)
     leaders: list[Provided[Kernel]] = field(default_factory=list)
     functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
@@ -79,7 +80,12 @@ def specificity(kernel: Kernel, device: Device) -> int | None:
 
 
 def _reason_against(
-    kernel: Kernel, problem: Problem, device: Device, table: Table, plain: Mapping[str, str]
+    kernel: Kernel,
+    problem: Problem,
+    device: Device,
+    table: Table,
+    plain: Mapping[str, str],
+    refused: Mapping[str, str],
 ) -> str | None:
     if kernel.name in table.disabled:
         return "turned off by POLYSILICON_DISABLE_KERNELS"
@@ -92,12 +98,18 @@ def _reason_against(
         return f"serves {low}–{high} tokens, not {problem.tokens[0]}–{problem.tokens[1]}"
     if reason := _layouts_against(kernel, problem, table.offered(device), plain):
         return reason
+    for argument, name in kernel.layouts.items():
+        if name in refused:
+            return f"takes {argument} in layout {name}, which {refused[name]}"
     if kernel.supports is None:
         return None
     try:
-        return kernel.supports(problem)
+        answer: object = kernel.supports(problem)
     except Exception as error:
         return f"its supports() raised {type(error).__name__}: {error}"
+    if answer is None or (isinstance(answer, str) and answer):
+        return answer
+    return f"its supports() answered {answer!r}: expected None or the reason as text"
 
 
 def _layouts_against(
@@ -184,6 +196,8 @@ def _choose(
         reason = None
         try:
             if name not in state.functions:
+                for target in _layout_targets(entry.record, state.offered):
+                    load_target(target)
                 state.functions[name] = load_kernel(entry.record)
         except Exception as error:
             if by_name:
@@ -206,24 +220,31 @@ def _choose(
     return None
 
 
+def _layout_targets(kernel: Kernel, offered: Mapping[str, Layout]) -> Iterator[str]:
+    """What packs and unpacks a kernel's arguments: as necessary to it as its own target."""
+    for name in kernel.layouts.values():
+        yield from filter(None, (offered[name].pack, offered[name].unpack))
+
+
 def candidates(
     problem: Problem,
     device: Device,
     table: Table,
     kernel: str | None = None,
     plain: Mapping[str, str] | None = None,
+    refused: Mapping[str, str] | None = None,
 ) -> Round:
     """Every kernel of the problem's op with the reason against it, before anything is imported."""
     _check_keys(ops.get(problem.op), problem)
     entries = [entry for entry in table.kernels[device.name] if entry.record.op == problem.op]
     against = {}
     for entry in entries:
-        reason = _reason_against(entry.record, problem, device, table, plain or {})
+        reason = _reason_against(entry.record, problem, device, table, plain or {}, refused or {})
         if reason is None and kernel is not None and entry.record.name != kernel:
             reason = f"{kernel} was asked for by name"
         if reason is not None:
             against[entry.record.name] = reason
-    return Round(problem, device, entries, against)
+    return Round(problem, device, entries, against, table.offered(device))
 
 
 def settle(state: Round, judge: Judge | None = None, by_name: str | None = None) -> list[Cut]:

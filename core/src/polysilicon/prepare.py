@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -9,19 +10,22 @@ from typing import TYPE_CHECKING, Any
 from polysilicon import ops, selection
 from polysilicon.blame import kernel_failed
 from polysilicon.devices import find, require_runnable
+from polysilicon.errors import LayoutError
 from polysilicon.explaining import span_text
 from polysilicon.layers.base import Layer
+from polysilicon.layers.packed_weight import RefusedLayout
+from polysilicon.notices import notice
 from polysilicon.proof import Proof
 from polysilicon.weights import Weights
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import nn
 
     from polysilicon.choosing import Judge
     from polysilicon.errors import KernelError
-    from polysilicon.records import Device, Kernel, Provided
+    from polysilicon.records import Device, Kernel, Problem, Provided
     from polysilicon.selection import Binding, Table
 
 
@@ -137,7 +141,7 @@ def bind_layers(
     model: nn.Module, device: Device, table: Table, judge: Judge | None = None
 ) -> tuple[Bound, ...]:
     """Binds every op slot of every layer and packs the weights that the kernels take packed."""
-    known: dict[str, Binding] = {}
+    choose = _choices(device, table, judge)
     bound = []
     weights: Weights | None = None
     for name, layer in model.named_modules():
@@ -148,30 +152,60 @@ def bind_layers(
             if _any_packs(problem.op, table.kernels[device.name]):
                 weights = weights or Weights(model)
                 plain = weights.plain(layer, attribute, ops.get(problem.op).roles)
-            key = f"{problem.key} {sorted(plain.items())}"
-            if key not in known:
-                known[key] = selection.bind(
-                    problem, device=device, table=table, judge=judge, plain=plain
-                )
-            binding = known[key]
-            layer.lay_out(attribute, binding.layouts)
+            binding, refused = _lay_out(layer, attribute, functools.partial(choose, problem, plain))
             layer.bind_kernel(attribute, binding.fn)
-            note = _note(binding, plain)
+            note = _note(binding, plain, refused)
             bound.append(Bound(layer=name, attribute=attribute, binding=binding, note=note))
     return tuple(bound)
+
+
+def _choices(device: Device, table: Table, judge: Judge | None) -> Callable[..., Binding]:
+    """`selection.bind()` for equal questions once: (problem, plain, refused) → Binding."""
+    known: dict[str, Binding] = {}
+
+    def choose(problem: Problem, plain: dict[str, str], refused: dict[str, str]) -> Binding:
+        key = f"{problem.key} {sorted(plain.items())} {sorted(refused.items())}"
+        if key not in known:
+            known[key] = selection.bind(
+                problem, device=device, table=table, judge=judge, plain=plain, refused=refused
+            )
+        return known[key]
+
+    return choose
+
+
+def _lay_out(
+    layer: Layer, attribute: str, choose: Callable[[dict[str, str]], Binding]
+) -> tuple[Binding, dict[str, str]]:
+    """Packs one slot's weights as the best kernel takes them; layout → why it was refused."""
+    refused: dict[str, str] = {}
+    while True:
+        binding = choose(refused)
+        try:
+            layer.lay_out(attribute, binding.layouts)
+        except RefusedLayout as why:  # the weight is as it was: the next best kernel's turn
+            kernels = ", ".join(dict.fromkeys(c.kernel.name for _, c in binding.cuts))
+            notice(
+                f"{why}. The next best kernel serves {binding.problem.op} where {kernels} would",
+                LayoutError,
+            )
+            refused = refused | {why.layout.name: why.reason}
+        else:
+            return binding, refused
 
 
 def _any_packs(op: str, offered: Sequence[Provided[Kernel]]) -> bool:
     return any(entry.record.op == op and entry.record.layouts for entry in offered)
 
 
-def _note(binding: Binding, plain: dict[str, str]) -> str:
-    """Why arguments stayed plain for which some kernel would have taken them packed."""
+def _note(binding: Binding, plain: dict[str, str], refused: dict[str, str]) -> str:
+    """Why arguments don't lie as some kernel would have taken them."""
     told = [
         f"{argument} stays plain: {reason}"
         for argument, reason in plain.items()
         if any(candidate.reason.endswith(reason) for candidate in binding.candidates)
     ]
+    told += [f"layout {layout} {reason}" for layout, reason in refused.items()]
     return "; ".join(told)
 
 

@@ -196,6 +196,7 @@ def bind(
     kernel: str | None = None,
     judge: Judge | None = None,
     plain: Mapping[str, str] | None = None,
+    refused: Mapping[str, str] | None = None,
 ) -> Binding:
     """Chooses the kernel, or the kernels by token count, for a problem, and imports them.
 
@@ -206,6 +207,7 @@ def bind(
         kernel: ask for this kernel by name: it serves, or it fails; nothing falls back.
         judge: asked about each kernel that would be chosen; a text refuses it (the proof).
         plain: argument → why it can't be packed; kernels that take it packed are refused so.
+        refused: layout → what it does wrong; kernels that take an argument in it are refused so.
 
     Raises:
         ValueError: the problem states a fact that its op does not have.
@@ -215,7 +217,7 @@ def bind(
 
     found = resolve(device, table)
     table = table or current_table()
-    state = candidates(problem, found, table, kernel, plain)
+    state = candidates(problem, found, table, kernel, plain, refused)
     _check_asked(kernel, state)
     cuts = settle(state, judge, kernel)
     missing = [tokens for tokens, entry in cuts if entry is None]

@@ -218,8 +218,9 @@ class MergedLinear(Product):
         if not self.is_merged():
             self.merge()
         assert self.merged_weight is not None
-        matrix, self.merged_weight = self.merged_weight, None
-        return PackedWeight(layout, matrix, [part.weight for part in self.parts])
+        packed = PackedWeight(layout, self.merged_weight, [part.weight for part in self.parts])
+        self.merged_weight = None
+        return packed
 
     def _own(self) -> PackedWeight | None:
         found = {packed_weight_of(part.weight) for part in self.parts}

@@ -25,6 +25,18 @@ if TYPE_CHECKING:
     from polysilicon.records import Layout
 
 
+class RefusedLayout(LayoutError):
+    """A layout can't hold a weight; `reason` completes "layout acme.x …"."""
+
+    def __init__(self, layout: Layout, reason: str) -> None:
+        super().__init__(
+            f"layout {layout.name} {reason}: mend its pack ({layout.pack}) or its unpack "
+            f"({layout.unpack})"
+        )
+        self.layout = layout
+        self.reason = reason
+
+
 class PackedWeight:
     """One packed matrix [out, in] and the Parameters whose rows it holds, in order.
 
@@ -33,6 +45,9 @@ class PackedWeight:
         matrix: the weight as the op takes it; the Parameters' memory.
         parameters: each one's rows follow those of the one before.
         transposed: the one Parameter is [in, out].
+
+    Raises:
+        RefusedLayout: the layout can't hold this weight; nothing has changed.
 
     Attributes:
         layout: how it lies.
@@ -56,7 +71,7 @@ class PackedWeight:
         self.dtype, self.transposed = matrix.dtype, transposed
         self.where = matrix.dtype, matrix.device
         with torch.no_grad(), torch.inference_mode(matrix.is_inference()):
-            self.packed = pack(layout, matrix)
+            self.packed = _pack_proven(layout, matrix)
         self.parameters = list(parameters)
         self.sizes = [p.shape[1 if transposed else 0] for p in self.parameters]
         for parameter in self.parameters:
@@ -92,7 +107,11 @@ class PackedWeight:
         return whole if len(self.sizes) == 1 else whole[self._rows(parameter)].clone()
 
     def write(self, parameter: Tensor, value: Tensor) -> None:
-        """Packs another value of one Parameter, in place: graphs keep their addresses."""
+        """Packs another value of one Parameter, in place: graphs keep their addresses.
+
+        Raises:
+            RefusedLayout: the layout can't hold that value; the one before stays.
+        """
         packed = self.whole()
         with torch.inference_mode():  # neither versions nor gradients: no one may see them
             value = value.t() if self.transposed else value
@@ -100,7 +119,7 @@ class PackedWeight:
                 whole = packed.unpack().to(self.dtype).clone()
                 whole[self._rows(parameter)] = value
                 value = whole
-            packed.physical.copy_(pack(packed.layout, value).physical)
+            packed.physical.copy_(_pack_proven(packed.layout, value).physical)
 
     def whole(self) -> Packed:
         """The packed matrix, where the Parameters still stand for it.
@@ -268,6 +287,30 @@ def _written(func: Any, args: Any, kwargs: Mapping[str, Any]) -> list[PackedPara
         one for value in found for one in (value if isinstance(value, (list, tuple)) else [value])
     ]
     return [value for value in flat if isinstance(value, PackedParameter)]
+
+
+def _pack_proven(layout: Layout, matrix: Tensor) -> Packed:
+    """A weight packed, once its unpack has given back the same bits: nothing else keeps them.
+
+    Looked at on every weight: whether a layout is right, or loses nothing of what it converts,
+    depends on the shape and on the values.
+    """
+    from polysilicon.proof import off  # the proof binds kernels, whose layers need this module
+
+    try:
+        packed = pack(layout, matrix)
+        same = off() or _same_bits(packed.unpack().to(matrix.dtype), matrix)
+    except Exception as error:
+        raise RefusedLayout(layout, f"raised {type(error).__name__}: {error}") from error
+    if not same:
+        raise RefusedLayout(layout, "does not give back what was packed")
+    return packed
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of one dtype hold the same bytes: NaNs and signs of zeros count."""
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    return a.device == b.device and torch.equal(a.view(integers), b.detach().view(integers))
 
 
 def _hide(parameter: nn.Parameter, weight: PackedWeight) -> None:

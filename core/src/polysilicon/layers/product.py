@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from polysilicon.errors import LayoutError
 from polysilicon.layers.base import Layer
+from polysilicon.layers.packed_weight import RefusedLayout
 from polysilicon.notices import notice
 
 if TYPE_CHECKING:
@@ -57,8 +58,7 @@ class Product(Layer):
             (weight, *_) = self.weights("linear")["weight"]
             where = weight.dtype, weight.device
             if where == before.where:
-                self.packed_weight = self._pack(before.layout)
-                self.bind_kernel("linear", kernel)
+                self._pack_again(before.layout, kernel)
                 return
             was, now = (f"{dtype} on {device}" for dtype, device in (before.where, where))
             notice(
@@ -69,6 +69,17 @@ class Product(Layer):
             )
 
         return again
+
+    def _pack_again(self, layout: Layout, kernel: Callable[..., Any]) -> None:
+        try:
+            self.packed_weight = self._pack(layout)
+        except RefusedLayout as why:
+            notice(
+                f"a weight that was loaded stays plain and core's portable kernel serves it: {why}",
+                LayoutError,
+            )
+        else:
+            self.bind_kernel("linear", kernel)
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
