@@ -46,13 +46,14 @@ def _fragments(root: Path) -> int:
 def _release(root: Path, name: str, version: str, *, dry_run: bool) -> int:
     plan = checks.plan(find(root, name), version)
     problems = checks.problems(plan)
-    for problem in problems:
-        print(f"refused: {problem}", file=sys.stderr)
     making = Making(plan=plan)
     if dry_run:
         steps = [*making.before_the_tag(), *making.from_the_tag()]
         for number, step in enumerate(steps, 1):
-            print(f"{number}. {step.text}")
+            print(f"{number}. {step.text}", flush=True)
+    # Last, where they are seen.
+    for problem in problems:
+        print(f"refused: {problem}", file=sys.stderr)
     if problems:
         return 1
     if not dry_run:

@@ -31,6 +31,13 @@ def main(device_name: str, pipe: str, *names: str) -> None:
             _tell(news, "start", name)
             try:
                 _compile(kernels[name], device, news)
+            except ModuleNotFoundError as error:
+                _tell(
+                    news,
+                    "error",
+                    f"compiling it needs {error.name}, which is not installed: pip install "
+                    f"{error.name}, or the extra of the plugin that brings it (its README)",
+                )
             except Exception as error:
                 text = f"{kernels[name].offline} raised {type(error).__name__}: {error}"
                 _tell(news, "error", text)
