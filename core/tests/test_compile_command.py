@@ -108,7 +108,10 @@ def test_hang_is_killed_and_the_next_kernel_goes_on() -> None:
     ("op", "problem"),
     [
         ("layer_norm", "acme_offline:raises raised RuntimeError: no such instruction"),
-        ("kv_store", "needs anvil_compiler, which is not installed: pip install anvil_compiler, or"),
+        (
+            "kv_store",
+            "needs anvil_compiler, which is not installed: pip install anvil_compiler, or",
+        ),
         ("linear", "compiled nothing: its offline function yielded no variant"),
         ("lm_head", "took 46 s to compile, at most 20 s is accepted"),
         ("embedding", "expected Compiled records of kernel embedding.forge, got Compiled(kernel='"),
