@@ -7,6 +7,7 @@ import pickle
 from typing import Any
 
 import layout_kernels as lk
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -65,8 +66,12 @@ def test_a_parameter_packs_into_a_plain_tensor(weight: torch.Tensor) -> None:
         (lambda x, p: p.t(), "Tensor.t"),
         (lambda x, p: p.data_ptr(), "Tensor.data_ptr"),
         (lambda x, p: p.to("cpu"), "Tensor.to"),
+        (lambda x, p: numpy.asarray(p), "array"),
+        (lambda x, p: list(p), "iter"),
+        (lambda x, p: len(p), "len"),
+        (lambda x, p: 1 in p, "contains"),
     ],
-    ids=range(18),
+    ids=range(22),
 )
 def test_every_other_use_raises_with_layout_and_remedy(
     use: Any, named: str, weight: torch.Tensor
@@ -78,7 +83,7 @@ def test_every_other_use_raises_with_layout_and_remedy(
 
 def test_protocols_are_asked_in_peace(weight: torch.Tensor) -> None:
     packed = pack(lk.TILES, weight)
-    assert not hasattr(packed, "__array__")
+    assert not hasattr(packed, "__dlpack__")
     with pytest.raises(AttributeError, match="'Packed' object has no attribute 'colour'"):
         _ = packed.colour
 
@@ -93,6 +98,40 @@ def test_packing_twice_and_into_a_layout_without_pack_is_refused(weight: torch.T
 def test_what_is_no_plain_tensor_cannot_be_physical(weight: torch.Tensor) -> None:
     with pytest.raises(LayoutError, match=r"got a Parameter for layout acme\.tiles"):
         Packed(nn.Parameter(weight), lk.TILES, weight.shape)
+
+
+def test_a_packed_tensor_is_immutable(weight: torch.Tensor) -> None:
+    packed = pack(lk.TILES, weight)
+    for name, value in (("shape", (1,)), ("physical", weight), ("layout", lk.TURNED)):
+        with pytest.raises(LayoutError, match=rf"Packed\.{name} of .* can't change"):
+            setattr(packed, name, value)
+    with pytest.raises(LayoutError, match="can't change"):
+        del packed.shape
+    assert torch.equal(packed.unpack(), weight)
+
+
+def test_a_shape_that_the_physical_tensor_has_not_is_refused(weight: torch.Tensor) -> None:
+    physical = pack(lk.TILES, weight).physical
+    assert torch.equal(Packed(physical, lk.TILES, (10, 19)).unpack(), weight)
+    with pytest.raises(LayoutError, match=r"\(99, 19\): layout acme\.tiles makes \(25, 3, 4, 8\)"):
+        Packed(physical, lk.TILES, (99, 19))
+    with pytest.raises(LayoutError, match=r"\(-10, 19\): expected the logical shape"):
+        Packed(physical, lk.TILES, (-10, 19))
+
+
+@pytest.mark.parametrize(
+    ("layout", "tensor", "told"),
+    [
+        (None, torch.ones(2, 2), "got a NoneType as layout: expected a Layout"),
+        ("acme.tiles", torch.ones(2, 2), "got a str as layout"),
+        (lk.TILES, [[1.0]], r"acme\.tiles got a list: expected a torch\.Tensor"),
+        (lk.TILES, torch.eye(4).to_sparse(), r"tensor of torch\.sparse_coo: .*\.to_dense\(\)"),
+    ],
+    ids=range(4),
+)
+def test_what_cannot_be_packed_is_told(layout: Any, tensor: Any, told: str) -> None:
+    with pytest.raises(TypeError, match=told):
+        pack(layout, tensor)
 
 
 def test_an_unpack_that_loses_the_shape_is_named(weight: torch.Tensor) -> None:

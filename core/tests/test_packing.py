@@ -174,9 +174,13 @@ def test_opaque_kernels_compile_too() -> None:
         lambda w: torch.stack([w])[0],
         lambda w: F.linear(torch.eye(w.shape[1]), w).t(),
         lambda w: torch.ops.aten.clone.default(w),
-        lambda w: torch.from_numpy(w.detach().numpy()),
+        lambda w: torch.tensor(w.detach().numpy()),
+        lambda w: torch.stack([*w]),
+        lambda w: nn.Parameter(w.detach()),
+        lambda w: pickle.loads(pickle.dumps(w.detach())),
+        lambda w: copy.deepcopy(w.data),
     ],
-    ids=range(10),
+    ids=range(14),
 )
 @pytest.mark.parametrize("name", ["first", "turned", "mlp.up_proj"])
 def test_whoever_reads_a_weight_gets_its_logical_value(
@@ -238,11 +242,55 @@ def test_a_write_reaches_the_packed_weight_in_place(
     torch.testing.assert_close(run(model), run(twin))
 
 
-def test_what_cannot_be_written_through_raises(packed: Packed) -> None:
-    weight = packed[0].first.weight
-    for view in (lambda: weight.data, lambda: weight[0], lambda: weight.view(-1)):
-        with torch.no_grad(), pytest.raises(RuntimeError, match="Inplace update to inference"):
-            view().zero_()
+def _add_to_data(weight: Any) -> None:
+    weight.data += 1.0
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda w: w.data.zero_(),
+        lambda w: w.detach().zero_(),
+        _add_to_data,
+        lambda w: w[3].zero_(),
+        lambda w: w.t().zero_(),
+        lambda w: w.data[0].view(-1).t().fill_(1),
+        lambda w: w.data.__setitem__(0, 1.0),
+        lambda w: [row.zero_() for row in w],
+        lambda w: [row.zero_() for row in w.data],
+        lambda w: w.split(1)[0].zero_(),
+        lambda w: torch.add(w, 1, out=w.data),
+        lambda w: torch._foreach_mul_([w.data], 2),
+        lambda w: F.relu(w.data, inplace=True),
+        lambda w: nn.init.normal_(w.data),
+        lambda w: nn.init.zeros_(w.detach()),
+        lambda w: setattr(w.data, "data", torch.zeros(21, 19)),
+        lambda w: w.view(-1)[:5].fill_(0),
+    ],
+    ids=range(17),
+)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_what_cannot_be_written_through_raises(write: Any, mode: Any, packed: Packed) -> None:
+    model, before, results = packed
+    model.requires_grad_(False)
+    with mode(), pytest.raises(LayoutError, match=r"copy of a packed weight.*weight\.copy_"):
+        write(model.first.weight)
+    assert_state(model, before)
+    torch.testing.assert_close(run(model), results)
+
+
+def test_a_state_dict_and_numpy_see_a_copy_that_cannot_be_written(packed: Packed) -> None:
+    model, before, _ = packed
+    with pytest.raises(LayoutError, match="zero_ would write to a copy"):
+        model.state_dict()["first.weight"].zero_()
+    with pytest.raises(ValueError, match="read-only"):
+        model.first.weight.detach().numpy()[0] = 0
+    assert_state(model, before)
+    buffer = io.BytesIO()
+    torch.save(model.state_dict(), buffer)
+    buffer.seek(0)
+    assert type(torch.load(buffer)["first.weight"]) is torch.Tensor
+    assert type(model.first.weight.data.clone().zero_()) is torch.Tensor
 
 
 def test_an_assignment_to_data_is_told_by_the_next_forward(packed: Packed) -> None:
@@ -291,8 +339,10 @@ def test_loaded_weights_reach_the_packed_ones(packed: Packed) -> None:
 def test_a_state_dict_of_packed_weights_can_be_assigned_and_trained(packed: Packed) -> None:
     twin = Model()
     twin.load_state_dict(packed[0].state_dict(), assign=True)
+    assert type(twin.first.weight) is nn.Parameter
     twin(X).sum().backward()
     assert twin.first.weight.grad is not None
+    torch.optim.SGD(twin.parameters(), lr=0.1).step()
 
 
 def test_a_deep_copy_stays_packed_and_independent(packed: Packed) -> None:
@@ -331,7 +381,7 @@ def test_moving_to_another_dtype_makes_weights_plain_and_says_so(
     if order == "product first":
         modules = model.mlp._modules
         model.mlp._modules = {"gate_up": modules["gate_up"], **modules}
-    with pytest.warns(PolysiliconWarning, match=r"moved from torch.float32 on cpu to .*float64"):
+    with pytest.warns(PolysiliconWarning, match=r"moved to float64.*prepare\(\) again"):
         model.double()
     assert layouts(model) == []
     assert model.mlp.gate_up.is_merged()

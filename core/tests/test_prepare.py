@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,10 @@ import torch
 from tables import CHIP, kernel, opaque, problem, table
 
 import polysilicon
-from polysilicon.errors import DeviceError
+from polysilicon.errors import DeviceError, PolysiliconWarning
+from polysilicon.layers import RMSNorm
+from polysilicon.layers.activation import GatedActivation
+from polysilicon.layers.attention import Attention
 from polysilicon.layers.base import Layer
 from polysilicon.prepare import Row, prepare
 
@@ -135,3 +139,45 @@ def test_public_name_is_the_function() -> None:
 def test_slot_that_a_layer_does_not_have_is_refused() -> None:
     with pytest.raises(ValueError, match="Gate has no op slot 'gaet': one of gate"):
         Gate().bind_kernel("gaet", len)
+
+
+@pytest.mark.parametrize("device", [torch.device("cpu"), None, 3], ids=str)
+def test_what_is_no_device_is_told(device: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"prepare\(\) got .* as device: expected a Device or its n"
+    ):
+        prepare(_model(), device)
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_cast_leaves_kernels_that_do_not_take_the_dtype(
+    copied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POLYSILICON_PROOF", "off")
+    narrow = kernel("right", rank=1, dtypes=frozenset({"float32", "float16"}))
+    model = GatedActivation("silu")
+    portable = model.gate_kernel
+    prepare(model, table=table(narrow))
+    bound = model.gate_kernel
+    assert bound is not portable
+    model = copy.deepcopy(model) if copied else model
+    assert model.half().gate_kernel is bound
+    with pytest.warns(
+        PolysiliconWarning, match=r"moved to float64.*call prepare\(\) again"
+    ) as told:
+        model.double()
+    assert model.gate_kernel is portable
+    assert len(told) == 1
+    assert model(torch.ones(2, 8, dtype=torch.float64)).dtype == torch.float64
+    model.float()
+
+
+def test_every_layer_follows_a_cast() -> None:
+    attention = Attention(2, 2, 8, scale=1.0)
+    attention.bind_kernel("attention", print, frozenset({"float32"}))
+    with pytest.warns(PolysiliconWarning, match="moved to bfloat16"):
+        attention.to(torch.bfloat16)
+    assert attention.attention is not print
+    assert attention.problems()["kv_store"].dtype == "bfloat16"
+    norm = RMSNorm(torch.nn.Parameter(torch.ones(8)), 1e-6).double()
+    assert norm(torch.ones(2, 8, dtype=torch.float64)).dtype == torch.float64

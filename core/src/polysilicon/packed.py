@@ -16,11 +16,10 @@ from torch import Tensor
 from polysilicon.calling import load_target
 from polysilicon.errors import LayoutError
 from polysilicon.layouts import Padding
+from polysilicon.records import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    from polysilicon.records import Layout
 
 _REMEDY = (
     "call .unpack() for the plain tensor, or give it to a kernel whose Kernel.layouts names "
@@ -31,12 +30,18 @@ _REMEDY = (
 class Packed:
     """A tensor as it lies in device memory, with the layout that says how.
 
-    Not a tensor: every torch function that gets one raises `LayoutError`.
+    Not a tensor: every torch function that gets one raises `LayoutError`. Its attributes can't be
+    assigned; the numbers of `physical` may change.
 
     Args:
         physical: what the layout's `pack` made.
         layout: the record whose `pack` made it.
         shape: the logical shape.
+
+    Raises:
+        TypeError: the layout is no record.
+        LayoutError: the physical tensor is not a plain one, or not what the layout makes of
+            `shape`, as far as its `pack` can tell without the numbers.
 
     Example:
         >>> packed = pack(Layout(name="acme.t", role="embedding", pack="torch:t", unpack="torch:t"),
@@ -47,15 +52,37 @@ class Packed:
         torch.Size([2, 3])
     """
 
+    physical: Tensor
+    layout: Layout
+    shape: tuple[int, ...]
+
     def __init__(self, physical: Tensor, layout: Layout, shape: Sequence[int]) -> None:
-        if type(physical) is not Tensor:
-            raise LayoutError(
-                f"Packed got a {type(physical).__name__} for layout {layout.name}: expected the "
-                "plain torch.Tensor that its pack returns; call pack(layout, tensor)"
-            )
-        self.physical = physical
-        self.layout = layout
-        self.shape = tuple(shape)
+        _check_layout("Packed", layout)
+        _check_physical(physical, layout)
+        _check_shape(physical, layout, tuple(shape))
+        self._hold(physical, layout, tuple(shape))
+
+    @classmethod
+    def _made(cls, physical: Tensor, layout: Layout, shape: Sequence[int]) -> Packed:
+        """What the layout's own `pack` gave: its shape needs no second packing to check it."""
+        packed = cls.__new__(cls)
+        packed._hold(physical, layout, tuple(shape))
+        return packed
+
+    def _hold(self, physical: Tensor, layout: Layout, shape: tuple[int, ...]) -> None:
+        vars(self).update(physical=physical, layout=layout, shape=shape)
+
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        self._refuse_change(name)
+
+    def __delattr__(self, name: str) -> NoReturn:
+        self._refuse_change(name)
+
+    def _refuse_change(self, name: str) -> NoReturn:
+        raise LayoutError(
+            f"Packed.{name} of {self.told()} can't change: what lies in device memory has one "
+            "layout and one shape; make another with pack(layout, tensor)"
+        )
 
     @property
     def dtype(self) -> torch.dtype:
@@ -134,7 +161,7 @@ class Packed:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Packed:
         # The layout's facts are a read-only mapping, which copy can't take; the record is frozen.
-        twin = Packed(self.physical.clone(), self.layout, self.shape)
+        twin = Packed._made(self.physical.clone(), self.layout, self.shape)
         memo[id(self)] = twin
         return twin
 
@@ -145,7 +172,7 @@ class Packed:
 
 
 def _refusing(name: str) -> Callable[..., NoReturn]:
-    def refuse(self: Packed, *args: Any) -> NoReturn:
+    def refuse(self: Packed, *args: Any, **kwargs: Any) -> NoReturn:
         self._refuse_operator(name)
 
     return refuse
@@ -155,10 +182,13 @@ def _refusing(name: str) -> Callable[..., NoReturn]:
 # the one on the right when its own operator raises a TypeError.
 _BINARY = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
 _UNARY = ("neg", "abs", "invert", "len", "iter", "bool", "float", "int", "getitem", "setitem")
+# Without __array__, numpy would make an array of one object of it.
+_ASKED = ("contains", "array")
 _COMPARED = ("lt", "le", "gt", "ge")
 for _name in (
     *(f"{side}{operator}" for operator in _BINARY for side in ("", "r", "i")),
     *_UNARY,
+    *_ASKED,
     *_COMPARED,
 ):
     setattr(Packed, f"__{_name}__", _refusing(_name))
@@ -168,8 +198,10 @@ def pack(layout: Layout, tensor: Tensor) -> Packed:
     """The tensor in a layout.
 
     Raises:
-        LayoutError: the tensor is packed already, or the layout packs nothing.
+        TypeError: not a layout record, or not a tensor.
+        LayoutError: the tensor is packed already or sparse, or the layout packs nothing.
     """
+    _check_layout("pack()", layout)
     if isinstance(tensor, Packed):
         raise LayoutError(
             f"pack() into {layout.name} got {tensor.told()}: expected a plain tensor; call "
@@ -179,9 +211,55 @@ def pack(layout: Layout, tensor: Tensor) -> Packed:
         raise LayoutError(
             f"layout {layout.name} has no pack: its tensors are plain, use the tensor as it is"
         )
+    if not isinstance(tensor, Tensor):
+        raise TypeError(
+            f"pack() into {layout.name} got a {type(tensor).__name__}: expected a torch.Tensor; "
+            "make one with torch.tensor(...)"
+        )
+    if tensor.layout is not torch.strided:
+        raise LayoutError(
+            f"pack() into {layout.name} got a tensor of {tensor.layout}: expected a dense one; "
+            "call .to_dense() first"
+        )
     # A subclass (a Parameter above all) would make the physical tensor one too.
     plain = tensor.detach().as_subclass(Tensor)
-    return Packed(load_target(layout.pack)(plain), layout, plain.shape)
+    physical = load_target(layout.pack)(plain)
+    _check_physical(physical, layout)
+    return Packed._made(physical, layout, plain.shape)
+
+
+def _check_layout(owner: str, layout: object) -> None:
+    if not isinstance(layout, Layout):
+        raise TypeError(
+            f"{owner} got a {type(layout).__name__} as layout: expected a Layout record, such as "
+            "the polysilicon_layouts hook of a plugin returns"
+        )
+
+
+def _check_physical(physical: object, layout: Layout) -> None:
+    if type(physical) is not Tensor:
+        raise LayoutError(
+            f"Packed got a {type(physical).__name__} for layout {layout.name}: expected the "
+            "plain torch.Tensor that its pack returns; call pack(layout, tensor)"
+        )
+
+
+def _check_shape(physical: Tensor, layout: Layout, shape: tuple[int, ...]) -> None:
+    """Refuses a logical shape of which the layout's own pack would make something else."""
+    if any(size < 0 for size in shape):
+        raise LayoutError(f"Packed got shape {shape}: expected the logical shape, sizes of 0 up")
+    if layout.pack is None:
+        return
+    try:
+        made = load_target(layout.pack)(torch.empty(shape, dtype=physical.dtype, device="meta"))
+    except Exception:  # it needs the numbers, or another dtype: unpack() checks what it gives
+        return
+    if made.dtype == physical.dtype and made.shape != physical.shape:
+        raise LayoutError(
+            f"Packed got a physical tensor of shape {tuple(physical.shape)} for logical shape "
+            f"{shape}: layout {layout.name} makes {tuple(made.shape)} of it; call "
+            "pack(layout, tensor)"
+        )
 
 
 def packed_arguments(layouts: Mapping[str, Layout], arguments: Mapping[str, Any]) -> dict[str, Any]:

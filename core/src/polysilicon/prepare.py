@@ -16,6 +16,7 @@ from polysilicon.layers.base import Layer
 from polysilicon.layers.packed_weight import RefusedLayout
 from polysilicon.notices import notice
 from polysilicon.proof import Proof
+from polysilicon.records import Device
 from polysilicon.weights import Weights
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from polysilicon.choosing import Judge
     from polysilicon.errors import KernelError
-    from polysilicon.records import Device, Kernel, Problem, Provided
+    from polysilicon.records import Kernel, Problem, Provided
     from polysilicon.selection import Binding, Table
 
 
@@ -125,11 +126,12 @@ def prepare(
         ()
 
     Raises:
+        TypeError: the device is neither a Device nor a name.
         ValueError: a weight is on the meta device.
         DeviceError: the device is unknown, or forced and not on this machine.
         SelectionError: no kernel fits one of the problems.
     """
-    found = require_runnable(find(device, table) if isinstance(device, str) else device)
+    found = require_runnable(_device(device, table))
     _refuse_meta(model)
     table = table or selection.current_table()
     proof = Proof(found, table)
@@ -153,10 +155,21 @@ def bind_layers(
                 weights = weights or Weights(model)
                 plain = weights.plain(layer, attribute, ops.get(problem.op).roles)
             binding, refused = _lay_out(layer, attribute, functools.partial(choose, problem, plain))
-            layer.bind_kernel(attribute, binding.fn)
+            layer.bind_kernel(attribute, binding.fn, binding.dtypes)
             note = _note(binding, plain, refused)
             bound.append(Bound(layer=name, attribute=attribute, binding=binding, note=note))
     return tuple(bound)
+
+
+def _device(device: Device | str, table: Table | None) -> Device:
+    if isinstance(device, str):
+        return find(device, table)
+    if isinstance(device, Device):
+        return device
+    raise TypeError(
+        f"prepare() got {device!r} ({type(device).__name__}) as device: expected a Device or its "
+        "name, e.g. 'cpu'; `polysilicon devices` lists them"
+    )
 
 
 def _choices(device: Device, table: Table, judge: Judge | None) -> Callable[..., Binding]:

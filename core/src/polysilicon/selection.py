@@ -164,6 +164,12 @@ class Binding:
     layouts: Mapping[str, Layout] = field(default_factory=dict)
     fn: Callable[..., Any] = field(repr=False)
 
+    @property
+    def dtypes(self) -> frozenset[str]:
+        """Activation dtypes that every cut takes; empty means any, as in `Kernel.dtypes`."""
+        named = [c.kernel.dtypes for _, c in self.cuts if c.kernel.dtypes]
+        return frozenset.intersection(*named) if named else frozenset()
+
 
 def outcome(state: Round) -> tuple[Candidate, ...]:
     """All candidates with their reasons, the chosen ones first."""

@@ -212,12 +212,12 @@ class PagedModel:
         self._called: set[str] = set()
         slots = [(self._model.get_submodule(b.layer), b) for b in self._prepared.bound]
         for layer, bound in slots:
-            layer.bind_kernel(bound.attribute, self._noted(bound.binding))
+            layer.bind_kernel(bound.attribute, self._noted(bound.binding), bound.binding.dtypes)
         try:
             yield
         finally:
             for layer, bound in slots:
-                layer.bind_kernel(bound.attribute, bound.binding.fn)
+                layer.bind_kernel(bound.attribute, bound.binding.fn, bound.binding.dtypes)
 
     def _noted(self, binding: Binding) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:

@@ -14,6 +14,7 @@ from polysilicon.records import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Self
 
     from torch import Tensor
 
@@ -155,6 +156,10 @@ class Attention(Layer):
         facts = {"attention": rule, "kv_store": sizes | paged, "paged_attention": rule | paged}
         name = str(dtype).removeprefix("torch.")
         return {op: Problem(op=op, dtype=name, facts=own) for op, own in facts.items()}
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype  # it has no weight that shows it
+        return super()._apply(fn, recurse)
 
     def attach_cache(self, k_cache: Tensor, v_cache: Tensor) -> None:
         """Gives the layer its cache, [blocks, block_size, num_kv_heads, head size] each."""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import copy
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from polysilicon.calling import load_target
+from polysilicon.errors import LayoutError
+from polysilicon.notices import notice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from typing import Self
 
     from polysilicon.records import Layout, Problem
 
@@ -28,8 +32,19 @@ class Layer(nn.Module):
         """Attribute name → Problem, for every op that this layer uses."""
         raise NotImplementedError  # each layer states its own
 
-    def bind_kernel(self, attribute: str, kernel: Callable[..., Any]) -> None:
-        """Sets the callable that serves `attribute`; called by `prepare()`, never per call."""
+    #: Op slot → dtypes that its kernel takes; slots that take any are not in it.
+    _kernel_dtypes: Mapping[str, frozenset[str]] = MappingProxyType({})
+
+    def bind_kernel(
+        self, attribute: str, kernel: Callable[..., Any], dtypes: frozenset[str] = frozenset()
+    ) -> None:
+        """Sets the callable that serves `attribute`; called by `prepare()`, never per call.
+
+        Args:
+            attribute: the op slot.
+            kernel: a callable with the op's signature.
+            dtypes: those that it takes, by torch's names; empty means any.
+        """
         slots = self.problems()
         if attribute not in slots:
             raise ValueError(
@@ -37,6 +52,8 @@ class Layer(nn.Module):
             )
         # A plain attribute, not a submodule or buffer: the compiler sees a constant function.
         object.__setattr__(self, attribute, kernel)
+        others = {slot: own for slot, own in self._kernel_dtypes.items() if slot != attribute}
+        self._kernel_dtypes = others | ({attribute: dtypes} if dtypes else {})
 
     def weights(self, attribute: str) -> dict[str, tuple[Tensor, ...]]:
         """Argument → the tensors whose rows it is, for what this layer can hold packed.
@@ -59,13 +76,27 @@ class Layer(nn.Module):
     def bind_portable(self) -> None:
         """Binds every op slot to core's portable kernel, as in a freshly built layer."""
         for attribute, problem in self.problems().items():
-            kernel = load_target(f"polysilicon.ops.{problem.op}:torch_kernel")
-            self.bind_kernel(attribute, kernel)
+            self.bind_kernel(attribute, _portable(problem.op))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._leave_kernels()
+        return self
+
+    def _leave_kernels(self) -> None:
+        """Goes back to core's portable kernel where the layer now has a dtype that one refuses."""
+        if not self._kernel_dtypes:
+            return
+        for attribute, problem in self.problems().items():
+            taken = self._kernel_dtypes.get(attribute)
+            if taken and problem.dtype not in taken:
+                self.bind_kernel(attribute, _portable(problem.op))
+                notice_moved(problem.dtype)
 
     def __getstate__(self) -> dict[str, Any]:
         # Kernels belong to this process: a pickled layer is unprepared where it is loaded.
-        slots = self.problems()
-        return {name: value for name, value in vars(self).items() if name not in slots}
+        left_out = {*self.problems(), "_kernel_dtypes"}
+        return {name: value for name, value in vars(self).items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -77,8 +108,23 @@ class Layer(nn.Module):
         twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         for attribute in self.problems():
             if attribute in vars(self):
-                twin.bind_kernel(attribute, vars(self)[attribute])
+                dtypes = self._kernel_dtypes.get(attribute, frozenset())
+                twin.bind_kernel(attribute, vars(self)[attribute], dtypes)
         return twin
+
+
+def _portable(op: str) -> Any:
+    return load_target(f"polysilicon.ops.{op}:torch_kernel")
+
+
+def notice_moved(where: object) -> None:
+    """Says once that layers left the kernels that `prepare()` bound; `where` they are now."""
+    notice(
+        f"layers were moved to {where}, for which prepare() chose neither their kernels nor how "
+        "their weights lie: core's portable kernels serve them and their weights are plain; call "
+        "prepare() again to choose kernels for it",
+        LayoutError,
+    )
 
 
 def dtype_name(dtype: torch.dtype) -> str:

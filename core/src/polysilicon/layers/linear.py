@@ -16,6 +16,7 @@ from polysilicon.records import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import Self
 
     from polysilicon.packed import Packed
     from polysilicon.records import Layout
@@ -97,9 +98,9 @@ class Linear(Product):
             self.unpack()
         super().__setattr__(name, value)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Linear:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         again = self._made_plain()
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)
         again()
         return self
 
@@ -226,9 +227,9 @@ class MergedLinear(Product):
         found = {packed_weight_of(part.weight) for part in self.parts}
         return found.pop() if len(found) == 1 else None
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> MergedLinear:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         again = self._made_plain()
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)
         if self.is_merged():
             assert self.merged_weight is not None
             self.merged_weight = fn(self.merged_weight)
@@ -237,6 +238,7 @@ class MergedLinear(Product):
             self._point_parts()
         else:  # the parts were moved first
             self.merge()
+        self._leave_kernels()
         again()
         return self
 

@@ -17,10 +17,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from polysilicon.errors import LayoutError
+from polysilicon.layers.weight_copy import as_copies
+from polysilicon.layers.weight_copy import written as written_by
 from polysilicon.packed import Packed, pack
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from polysilicon.records import Layout
 
@@ -157,7 +159,7 @@ class PackedParameter(nn.Parameter):
     """A Parameter whose numbers lie in a `PackedWeight`; made and unmade in place.
 
     Torch functions get its logical value: a copy. One that writes to it packs the result again;
-    views and `.data` can't be written to, outside of inference mode.
+    views, `.detach()` and `.data` are a `WeightCopy`, which can't be written to.
     """
 
     packed_weight: PackedWeight
@@ -180,17 +182,20 @@ class PackedParameter(nn.Parameter):
                 "expected a plain tensor; read it with .detach(), or make it plain with unpack() "
                 "of its layer or undo() of its model. A compiled graph can't hold it either"
             )
-        written = _written(func, args, kwargs)
-        read = _Reading(func, writes=bool(written))
-        if func == Tensor.data.__get__:  # type: ignore[attr-defined]
-            return read(args[0])  # torch's own .data of it could be written to
+        written = [
+            value for value in written_by(func, args, kwargs) if isinstance(value, PackedParameter)
+        ]
+        read = _Reading(writes=bool(written))
         args, kwargs = tree_map_only(PackedParameter, read, (args, kwargs))
         result = func(*args, **kwargs)
         for parameter in written:
             parameter.packed_weight.write(parameter, read.seen[id(parameter)])
             if result is read.seen[id(parameter)]:
                 result = parameter
-        return result
+        return as_copies(func, result, read.seen.values(), read.layout)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.unbind(0))
 
     # torch's own has no annotations, which mypy takes for another signature.
     def __repr__(self, *, tensor_contents: None = None) -> str:  # type: ignore[override]
@@ -210,13 +215,10 @@ class PackedParameter(nn.Parameter):
 class _Reading:
     """Logical values of the packed Parameters in one call's arguments."""
 
-    def __init__(self, func: Any, *, writes: bool) -> None:
+    def __init__(self, *, writes: bool) -> None:
         self.seen: dict[int, Tensor] = {}
+        self.layout = ""
         self._gradients = torch.is_grad_enabled() and not writes
-        # What can't be written through to the packed weight can't be written to at all.
-        is_data = func == Tensor.data.__get__  # type: ignore[attr-defined]
-        copies = writes or func is Tensor.detach or self._gradients
-        self._inference = is_data or torch.is_inference_mode_enabled() or not copies
 
     def __call__(self, parameter: PackedParameter) -> Tensor:
         if id(parameter) not in self.seen:
@@ -225,9 +227,10 @@ class _Reading:
 
     def _read(self, parameter: PackedParameter) -> Tensor:
         weight = parameter.packed_weight
-        with torch.no_grad(), torch.inference_mode(self._inference):
+        self.layout = weight.layout.name
+        with torch.no_grad():
             value = weight.read(parameter)
-        if self._gradients and not self._inference and parameter.requires_grad:
+        if self._gradients and not value.is_inference() and parameter.requires_grad:
             value.requires_grad_()
             packed = weight.whole()
             # torch ships without annotations for it.
@@ -271,22 +274,6 @@ def _about(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             weight = args[0].packed_weight
             weight.trained = any(p.requires_grad for p in weight.parameters)
     return result
-
-
-def _written(func: Any, args: Any, kwargs: Mapping[str, Any]) -> list[PackedParameter]:
-    """The packed Parameters that a call writes to: torch's names say so."""
-    name = getattr(func, "__name__", "")
-    name = name.partition(".")[0]  # an overload's: `copy_.default`
-    in_place = name == "__setitem__" or (
-        name.startswith("__i") and name not in ("__init__", "__invert__", "__int__", "__index__")
-    )
-    in_place |= name.endswith("_") and not name.endswith("__")
-    out = kwargs.get("out")
-    found = [*(args[:1] if in_place else ()), out]
-    flat = [
-        one for value in found for one in (value if isinstance(value, (list, tuple)) else [value])
-    ]
-    return [value for value in flat if isinstance(value, PackedParameter)]
 
 
 def _pack_proven(layout: Layout, matrix: Tensor) -> Packed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from polysilicon.errors import LayoutError
-from polysilicon.layers.base import Layer
+from polysilicon.layers.base import Layer, dtype_name, notice_moved
 from polysilicon.layers.packed_weight import RefusedLayout
 from polysilicon.notices import notice
 
@@ -52,25 +52,22 @@ class Product(Layer):
         if self.packed_weight is None:
             return lambda: None
         before, kernel = self.packed_weight, self.linear
+        dtypes = self._kernel_dtypes.get("linear", frozenset())
         self.unpack()
 
         def again() -> None:
             (weight, *_) = self.weights("linear")["weight"]
             where = weight.dtype, weight.device
             if where == before.where:
-                self._pack_again(before.layout, kernel)
-                return
-            was, now = (f"{dtype} on {device}" for dtype, device in (before.where, where))
-            notice(
-                f"weights in layout {before.layout.name} were moved from {was} to {now}: they are "
-                "plain now and core's portable kernel serves them; call prepare() to choose "
-                "kernels again",
-                LayoutError,
-            )
+                self._pack_again(before.layout, kernel, dtypes)
+            else:
+                notice_moved(where[1] if where[0] == before.dtype else dtype_name(where[0]))
 
         return again
 
-    def _pack_again(self, layout: Layout, kernel: Callable[..., Any]) -> None:
+    def _pack_again(
+        self, layout: Layout, kernel: Callable[..., Any], dtypes: frozenset[str]
+    ) -> None:
         try:
             self.packed_weight = self._pack(layout)
         except RefusedLayout as why:
@@ -79,7 +76,7 @@ class Product(Layer):
                 LayoutError,
             )
         else:
-            self.bind_kernel("linear", kernel)
+            self.bind_kernel("linear", kernel, dtypes)
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()

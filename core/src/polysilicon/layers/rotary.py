@@ -14,6 +14,7 @@ from polysilicon.records import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import Self
 
 Output = Literal["half", "duplicated", "repeated"]
 
@@ -124,10 +125,10 @@ class RotaryEmbedding(Layer):
             return torch.where(is_long, self.long_inv_freq, self.inv_freq)
         return self.inv_freq
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RotaryEmbedding:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # Angles need float32 frequencies whatever dtype the model is moved to.
         kept = {name: getattr(self, name) for name in ("inv_freq", "long_inv_freq")}
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)
         for name, value in kept.items():
             if value is not None:
                 setattr(self, name, value.to(self.dtype_mark.device))

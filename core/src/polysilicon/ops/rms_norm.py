@@ -28,12 +28,13 @@ def torch_kernel(
     eps: float,
     offset: float = 0.0,
 ) -> Tensor:
-    """rms_norm with float32 sums, rounded once to the dtype of `x`.
+    """rms_norm with float32 sums (float64 for float64), rounded once to the dtype of `x`.
 
     One pass reads the squares and nothing wide is stored; small steps are in place, because on a
     CPU each further tensor of one token costs about as much as its arithmetic.
     """
-    norm = torch.linalg.vector_norm(x, 2, -1, True, dtype=torch.float32)
+    wide = x.dtype if x.dtype is torch.float64 else torch.float32
+    norm = torch.linalg.vector_norm(x, 2, -1, True, dtype=wide)
     scale = norm.square().mul_(1 / max(1, x.shape[-1])).add_(eps).rsqrt_()
     return weighted(x * scale, weight, offset).to(x.dtype)
 
