@@ -124,7 +124,7 @@ def test_copies_loads_and_moves_see_logical_weights():
         model.load_state_dict(before, assign=assign)
         assert generated(model) == tokens
         assert len(weights(model)) == 8
-    with pytest.warns(PolysiliconWarning, match="weights in layout tiles.weight were moved"):
+    with pytest.warns(PolysiliconWarning, match="layers were moved to bfloat16"):
         model.to(torch.bfloat16)
     assert not weights(model)
     assert logits(model).isfinite().all()
