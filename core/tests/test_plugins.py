@@ -9,11 +9,13 @@ import pytest
 
 import polysilicon
 from polysilicon import discovery, selection
+from polysilicon.devices import find
 from polysilicon.errors import PluginError, PolysiliconWarning
 from polysilicon.plugins import answers, checked, gather, require
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from polysilicon.discovery import PluginStatus
 
@@ -63,14 +65,14 @@ def test_good_plugin_is_active_and_its_answers_carry_their_origin(install: Insta
 @pytest.mark.parametrize(
     ("folder", "name", "state", "reason"),
     [
-        ("raises", "raiser", "broken", "polysilicon_kernels raised OSError: driver is asleep"),
+        ("raises", "raiser", "broken", "raised OSError: driver is asleep ("),
         ("importerror", "missing", "broken", "importing it failed: ModuleNotFoundError"),
         ("exits", "exits", "broken", "importing it failed: SystemExit"),
         ("too_new", "newer", "incompatible", "it needs polysilicon<100,>=99.1, but polysilicon"),
         ("too_old", "older", "incompatible", "it needs polysilicon<0.0.5, but polysilicon"),
         ("api2", "next", "incompatible", "it speaks plugin API 2"),
-        ("unknown_hook", "unknown-hook", "broken", "unknown hook 'polysilicon_kernles'"),
-        ("unknown_argument", "unknown-argument", "broken", "hookimpl definition"),
+        ("unknown_hook", "unknown-hook", "broken", "(did you mean polysilicon_kernels?): the"),
+        ("unknown_argument", "unknown-argument", "broken", "core gives that hook"),
         ("wrapper", "wrapper", "broken", "is a wrapper"),
         ("unmarked", "unmarked", "broken", "polysilicon_devices is not marked as a hook"),
         ("wrong_record", "wrong-record", "broken", "returned str, expected Device"),
@@ -245,3 +247,32 @@ def test_a_wrong_value_of_strict_is_an_error(fresh: None, monkeypatch: pytest.Mo
     monkeypatch.setenv("POLYSILICON_STRICT", "maybe")
     with pytest.raises(ValueError, match="POLYSILICON_STRICT is 'maybe': expected '1' or '0'"):
         checked()
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ("Device(name='late:x', kind='late')", "returned a single Device, expected a list of"),
+        ("7", "returned int, expected a list of Device"),
+        ("1 / 0", "ZeroDivisionError: division by zero ("),
+        ("[Device(name='gate', kind='late')]", "expected the name 'late' or 'late:…'"),
+    ],
+)
+def test_a_device_that_breaks_when_asked_for_is_told_by_its_plugin(
+    answer: str, reason: str, install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install()
+    info = tmp_path / "acme_late-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-late\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[polysilicon.plugins.v1]\nlate = acme_late\n")
+    (tmp_path / "acme_late.py").write_text(
+        "from polysilicon.api import Device, forced_device, hookimpl\n\n\n"
+        "@hookimpl\ndef polysilicon_devices():\n"
+        f"    return {answer} if forced_device() else []\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(PluginError) as told:
+        find("late:x")
+    assert "plugin 'late' (acme-late 1.0) is broken" in str(told.value)
+    assert reason in str(told.value)

@@ -50,6 +50,7 @@ def find(name: str, table: Table | None = None) -> Device:
     if table is None and any(row.name == kind for row in plugins()):
         require(kind)
         ask_for(name)
+        require(kind)  # it may have failed only now, when its own device was asked for
         selection.current_table.cache_clear()
         known = selection.current_table().devices
     if found := _named(name, known):

@@ -175,14 +175,16 @@ def _mismatch(distribution: Distribution, wanted: Requirement, core: str) -> Ref
         bound.operator in (">", ">=", "~=") and Version(core) < Version(bound.version)
         for bound in wanted.specifier
     )
-    release = Version(core)
-    return Refused(
-        "incompatible",
-        f"it needs polysilicon{wanted.specifier}, but polysilicon {core} is installed",
-        f"pip install 'polysilicon{wanted.specifier}', or install the {name} that supports "
-        f"polysilicon {release.major}.{release.minor}: "
-        f"pip install '{name}{'<' if core_is_old else '>'}{distribution.version}'",
-    )
+    release, own = Version(core), Version(distribution.version)
+    reason = f"it needs polysilicon{wanted.specifier}, but polysilicon {core} is installed"
+    remedy = f"pip install 'polysilicon{wanted.specifier}'"
+    if not (own.is_prerelease or (core_is_old and own.release <= (0, 1, 0))):
+        # Of a first version, or one that isn't released, there may be no other to install.
+        remedy += (
+            f", or install the {name} that supports polysilicon {release.major}.{release.minor}: "
+            f"pip install '{name}{'<' if core_is_old else '>'}{distribution.version}'"
+        )
+    return Refused("incompatible", reason, remedy)
 
 
 def refuse_same_names(plugins: list[Plugin]) -> None:

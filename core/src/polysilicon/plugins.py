@@ -13,6 +13,7 @@ import importlib
 import inspect
 import os
 import re
+import traceback
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +73,7 @@ def _load(manager: pluggy.PluginManager, plugin: Plugin) -> None:
         raise Refused("broken", f"importing it failed: {_short(error)}", remedy) from error
     except (Exception, SystemExit) as error:
         raise Refused("broken", f"importing it failed: {_short(error)}", report) from error
-    _check_marks(module, row.name)
+    _check_marks(module)
     try:
         manager.register(module, row.name)
         manager.check_pending()
@@ -99,19 +100,42 @@ def _load(manager: pluggy.PluginManager, plugin: Plugin) -> None:
                 )
 
 
-def _check_marks(module: Any, name: str) -> None:
+def _check_marks(module: Any) -> None:
+    """Raises `Refused` where a function isn't the hook that its author meant."""
     for attribute, value in vars(module).items():
-        if (
-            attribute.startswith("polysilicon_")
-            and inspect.isfunction(value)
-            and value.__module__ == module.__name__
-            and not hasattr(value, "polysilicon_impl")  # the mark that pluggy's decorator leaves
-        ):
+        if not inspect.isfunction(value) or value.__module__ != module.__name__:
+            continue
+        mark = getattr(value, "polysilicon_impl", None)  # what pluggy's decorator leaves
+        if mark is not None:
+            _check_hook(module, mark.get("specname") or attribute, value)
+        elif attribute.startswith("polysilicon_"):
             raise Refused(
                 "broken",
                 f"{attribute} is not marked as a hook",
-                f"put @hookimpl above it in {name}",
+                f"put @hookimpl above it in the module {module.__name__}",
             )
+
+
+def _check_hook(module: Any, hook: str, function: Any) -> None:
+    there = _hook_names()
+    if hook not in there:
+        close = difflib.get_close_matches(hook, there, n=1)
+        meant = f" (did you mean {close[0]}?)" if close else ""
+        raise Refused(
+            "broken",
+            f"unknown hook {hook!r}{meant}: the hooks of plugin API {API_MAJOR} are "
+            f"{', '.join(there)}",
+            f"rename it in the module {module.__name__}, or pip install --upgrade polysilicon",
+        )
+    allowed = list(inspect.signature(getattr(hookspecs, hook)).parameters)
+    unknown = [name for name in inspect.signature(function).parameters if name not in allowed]
+    if unknown:
+        takes = f"only {', '.join(allowed)}" if allowed else "no argument"
+        raise Refused(
+            "broken",
+            f"{hook} asks for the argument {unknown[0]!r}, and core gives that hook {takes}",
+            f"mend its signature in the module {module.__name__}",
+        )
 
 
 def _validation_text(error: Exception) -> str:
@@ -165,13 +189,20 @@ class _Asking:
         others = [other for other in self._manager.get_plugins() if other is not own]
         caller = self._manager.subset_hook_caller(hook, remove_plugins=others)
         try:
-            records = [record for answer in caller(**arguments) for record in answer]
+            records = [
+                record
+                for answer in caller(**arguments)
+                for record in _iterated(answer, hook, kind, report)
+            ]
         except DeviceError:
             if forced_device() is None:
                 raise Refused("broken", f"{hook} raised a DeviceError unasked", report) from None
             raise  # the plugin says what is wrong with the name that the user gave
+        except Refused:
+            raise
         except (Exception, SystemExit) as error:
-            raise Refused("broken", f"{hook} raised {_short(error)}", report) from error
+            said = f"{hook} raised {_short(error)}{_place(error, own)}"
+            raise Refused("broken", said, report) from error
         names: set[str] = set()
         for record in records:
             if not isinstance(record, kind):
@@ -182,6 +213,29 @@ class _Asking:
                 raise Refused("broken", f"{hook} returned two records named {name!r}", report)
             names.add(name)
         return records
+
+
+def _iterated(answer: Any, hook: str, kind: type[Record], report: str) -> Iterable[Record]:
+    try:
+        iter(answer)
+    except TypeError:
+        came = type(answer).__name__
+        one = "a single " if isinstance(answer, kind) else ""
+        raise Refused(
+            "broken", f"{hook} returned {one}{came}, expected a list of {kind.__name__}", report
+        ) from None
+    records: Iterable[Record] = answer
+    return records
+
+
+def _place(error: BaseException, module: Any) -> str:
+    """The plugin's own innermost line on the way to an error; empty where it has none."""
+    package = module.__name__.partition(".")[0]
+    found = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] == package:
+            found = f" ({frame.f_code.co_filename}, line {line})"
+    return found
 
 
 def _refuse_conflicts(answers: Iterable[tuple[Plugin, Provided[Any]]]) -> None:

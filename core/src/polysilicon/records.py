@@ -37,6 +37,9 @@ DTYPES = frozenset(
 _DTYPE_NAMES = ", ".join(sorted(DTYPES))
 
 
+#: What the tensors of a layout are.
+ROLES = ("linear_weight", "expert_weight", "kv_block", "activation", "embedding")
+
 #: A range of token counts that ends here has an open end.
 MOST_TOKENS = 1 << 20
 
@@ -96,6 +99,11 @@ class Device:
     def __post_init__(self) -> None:
         _check_name("device", self.name)
         _check_name("device kind", self.kind)
+        if self.name != self.kind and not self.name.startswith(f"{self.kind}:"):
+            raise RecordError(
+                f"device {self.name!r} is of kind {self.kind!r}: expected the name {self.kind!r} "
+                f"or '{self.kind}:…', as users write it"
+            )
         if self.activate is not None:
             _check_target("device", self.name, self.activate)
         if self.token_buckets and list(self.token_buckets) != sorted(set(self.token_buckets)):
@@ -127,15 +135,9 @@ class Layout:
 
     def __post_init__(self) -> None:
         _check_name("layout", self.name)
-        if self.role not in (
-            "linear_weight",
-            "expert_weight",
-            "kv_block",
-            "activation",
-            "embedding",
-        ):
+        if self.role not in ROLES:
             raise RecordError(
-                f"layout {self.name!r} has role {self.role!r}: see Layout for the five roles"
+                f"layout {self.name!r} has role {self.role!r}: one of {', '.join(ROLES)}"
             )
         if (self.pack is None) != (self.unpack is None):
             raise RecordError(

@@ -106,9 +106,11 @@ def build_table(
         )
     for name, entry in names.items():
         if entry.record.op not in ops.NAMES:
+            close = ", ".join(difflib.get_close_matches(entry.record.op, ops.NAMES))
+            meant = f" (did you mean {close}?)" if close else ""
             notice(
                 f"kernel {name} of {entry.origin} is for op {entry.record.op!r}, which this core "
-                "does not have; it is not used. `polysilicon kernels` lists the ops",
+                f"does not have{meant}; it is not used. `polysilicon kernels` lists the ops",
                 SelectionError,
             )
     return table

@@ -97,6 +97,16 @@ def _entries(device: Device, ops: Sequence[str]) -> dict[str, Provided[Kernel]]:
     }
     if not entries:
         of = f" of {', '.join(ops)}" if ops else ""
+        own = [
+            entry.record.name
+            for entry in table.kernels[device.name]
+            if entry.origin.plugin == device.kind and entry.record.op in (ops or NAMES)
+        ]
+        if own:
+            raise ValueError(
+                f"no kernel{of} for {device.name} compiles offline: none of the kernels of plugin "
+                f"{device.kind} ({', '.join(own)}) names Kernel.offline for it"
+            )
         raise ValueError(
             f"no kernel{of} for {device.name} compiles offline: name a chip whose plugin is "
             "installed, e.g. --device KIND:CHIP (`polysilicon plugins` lists the plugins)"

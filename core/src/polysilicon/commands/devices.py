@@ -17,9 +17,12 @@ def devices(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Lists the devices of this machine, the preferred one first."""
-    from polysilicon.devices import as_dict
+    from polysilicon.api import forced_device
+    from polysilicon.devices import as_dict, find
     from polysilicon.devices import devices as found
 
+    if (forced := forced_device()) is not None:
+        find(forced)  # a name that means nothing is told, not left out
     rows = [as_dict(device) for device in found()]
     if as_json:
         typer.echo(json.dumps({"schema": 1, "devices": rows}))
