@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from polysilicon import cli
 from polysilicon.commands.explain import _fact
+from polysilicon.records import Device
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,6 +56,21 @@ def test_plugins_json_lists_name_version_state_and_reason(install: Install) -> N
 def test_devices_json_lists_the_devices(install: Install) -> None:
     install("good")
     assert [row["name"] for row in _json("devices")["devices"]] == ["acme:x1", "cpu"]
+
+
+def test_device_name_is_shown_whole_at_80_columns(
+    fresh: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, arch = "quark:strange-accelerator-2", "strange-gen2"
+    facts = {f"feature_{number}": "value" * 5 for number in range(9)}
+    device = Device(name=name, kind="quark", arch=arch, memory_bytes=1 << 40, facts=facts)
+    devices = importlib.import_module("polysilicon.devices")  # the package has a function so called
+    monkeypatch.setattr(devices, "devices", lambda: [device])
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = _run("devices").stdout
+    assert name in shown
+    assert arch in shown
+    assert "…" not in shown
 
 
 def test_kernels_json_lists_kernels_and_what_is_turned_off(

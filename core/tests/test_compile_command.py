@@ -127,7 +127,8 @@ def test_failure_is_a_problem_of_its_kernel(op: str, problem: str) -> None:
         (["--device", "cpu"], "no kernel for cpu compiles offline: name a chip whose plugin"),
         (["sampling", "--device", "forge"], "no kernel of sampling for forge:f1 compiles offline"),
         (["rmsnorm", "--device", "forge"], "there is no op 'rmsnorm'"),
-        (["--write-budget", "/nowhere"], "/nowhere is no folder"),
+        (["--check-budget", "/nowhere"], "/nowhere is no folder: --write-budget writes"),
+        (["--write-budget", __file__], "test_compile_command.py is no folder"),
         (["--write-budget", ".", "--check-budget", "."], "can't be used together"),
     ],
 )
@@ -146,6 +147,12 @@ def test_a_regression_against_the_written_budget_is_a_problem(
     first, second = _json("rms_norm", "--check-budget", str(tmp_path), status=1)
     assert first["problems"] == ["code_bytes is 700, its budget says 512"]
     assert second["problems"] == []
+
+
+def test_a_missing_folder_is_made_for_budgets(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "budgets"
+    _json("rms_norm", "--write-budget", str(folder), status=0)
+    _json("rms_norm", "--check-budget", str(folder), status=0)
 
 
 def test_a_kernel_with_a_problem_gets_no_budget(tmp_path: Path) -> None:

@@ -55,6 +55,41 @@ def test_written_package_installs_and_passes_the_conformance_suite(tmp_path: Pat
     assert (first["kernel"], first["origin"]) == ("rms_norm.bolt", "polysilicon-bolt 0.1.0.dev0")
 
 
+_OWN_CHIPS = """\
+CHIPS = tuple(
+    Chip(
+        name=name,
+        arch=arch,
+        pci_device=pci_device,
+        cores=7,
+        scratch_bytes=scratch,
+        memory_bytes=8 << 30,
+        native_formats=("bfloat16",),
+    )
+    for name, arch, pci_device, scratch in (
+        ("mini", "g1", "0x10de", 24 << 10),
+        ("midi", "g2", "0x10df", 192 << 10),
+        ("maxi", "g2", "0x10e0", 3 << 20),
+    )
+)
+
+"""
+
+
+def test_its_tests_pass_with_other_chips_and_another_tile(tmp_path: Path) -> None:
+    package, site = write_plugin("bolt", tmp_path), tmp_path / "site"
+    source = package / "src" / "polysilicon_bolt"
+    chips, layout = source / "chips.py", source / "layout.py"
+    head, _, rest = chips.read_text().partition("CHIPS = (\n")
+    tail = rest[rest.index("#: The chip that") :]
+    chips.write_text(head.replace('"0xffff"', '"0x8086"') + _OWN_CHIPS + tail)
+    tiles = '{"N": 64, "K": 32}'
+    assert tiles in layout.read_text()
+    layout.write_text(layout.read_text().replace(tiles, '{"N": 16, "K": 16}'))
+    install_into(site, package)
+    run(sys.executable, "-m", "pytest", "-q", cwd=package, PYTHONPATH=path_with(site))
+
+
 def test_nothing_of_the_template_vendor_is_left(fresh: None, tmp_path: Path) -> None:
     package = write_plugin("bolt", tmp_path)
     files = [file for file in package.rglob("*") if file.is_file()]
@@ -87,6 +122,22 @@ def test_requirement_accepts_this_core_and_the_minor_after_it(
 def test_name_that_no_plugin_can_have(fresh: None, tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="expected 2 to 12 lower-case letters and digits"):
         write_plugin(name, tmp_path)
+    assert [*tmp_path.glob("polysilicon*")] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("lambda", "a word of Python's own"),
+        ("none", "a word of Python's own"),
+        ("torch", "the name of a Python module"),
+        ("json", "the name of a Python module"),
+    ],
+)
+def test_name_that_python_has_already(fresh: None, tmp_path: Path, name: str, why: str) -> None:
+    status, said = _new_plugin(name, "--dir", str(tmp_path))
+    assert status == 2
+    assert f"error: plugin name {name!r} is {why}" in said
     assert [*tmp_path.glob("polysilicon*")] == []
 
 

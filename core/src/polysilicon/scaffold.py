@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import keyword
 import re
 from pathlib import Path
 
@@ -22,7 +24,7 @@ def write_plugin(name: str, folder: Path) -> Path:
     """Writes `polysilicon-<name>` into a folder and returns its path.
 
     Raises:
-        ValueError: no plugin can have that name, or the folder is missing or taken.
+        ValueError: no plugin can or should have that name, or the folder is missing or taken.
         PluginError: a plugin of that name is installed, or core itself is not.
     """
     _check_name(name)
@@ -45,7 +47,9 @@ def template_files() -> list[Path]:
     return [
         file.relative_to(TEMPLATE)
         for file in sorted(TEMPLATE.rglob("*"))
-        if file.suffix in (".py", ".md", ".toml") or file.name == "py.typed"
+        if file.suffix in (".py", ".md", ".toml")
+        or file.name == "py.typed"
+        or file == TEMPLATE / ".gitignore"
     ]
 
 
@@ -55,6 +59,8 @@ def _check_name(name: str) -> None:
             f"plugin name {name!r}: expected 2 to 12 lower-case letters and digits, a letter "
             "first, e.g. acme"
         )
+    if keyword.iskeyword(name) or keyword.iskeyword(name.capitalize()):
+        raise ValueError(f"plugin name {name!r} is a word of Python's own: choose another")
     taken = {CORE: "polysilicon itself", "cpu": "core's own device"}
     taken |= {
         plugin.status.name: f"{plugin.status.distribution} {plugin.status.version}, installed here"
@@ -62,6 +68,12 @@ def _check_name(name: str) -> None:
     }
     if name in taken:
         raise PluginError(f"the name {name!r} belongs to {taken[name]}: choose another")
+    module = importlib.util.find_spec(name)
+    if module is not None and module.origin is not None:  # a mere folder of that name is no module
+        raise ValueError(
+            f"plugin name {name!r} is the name of a Python module ({module.origin}): devices and "
+            "modules called so would be taken for it; choose another"
+        )
 
 
 def accepted_range() -> str:

@@ -40,7 +40,10 @@ def compile(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     write_budget: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write a budget file for each kernel into this folder."),
+        typer.Option(
+            metavar="DIR",
+            help="Write a budget file for each kernel into this folder; made if missing.",
+        ),
     ] = None,
     check_budget: Annotated[
         Path | None,
@@ -71,10 +74,14 @@ def compile(
 def _folder(write_budget: Path | None, check_budget: Path | None) -> Path | None:
     if write_budget is not None and check_budget is not None:
         raise ValueError("--write-budget and --check-budget can't be used together: give one")
-    folder = write_budget or check_budget
-    if folder is not None and not folder.is_dir():
-        raise ValueError(f"{folder} is no folder: budget files lie beside the kernels' source")
-    return folder
+    if check_budget is not None and not check_budget.is_dir():
+        raise ValueError(
+            f"{check_budget} is no folder: --write-budget writes budget files, which lie beside "
+            "the kernels' source"
+        )
+    if write_budget is not None and write_budget.exists() and not write_budget.is_dir():
+        raise ValueError(f"{write_budget} is no folder: give one for the budget files")
+    return write_budget or check_budget
 
 
 def _entries(device: Device, ops: Sequence[str]) -> dict[str, Provided[Kernel]]:

@@ -31,7 +31,12 @@ def devices(
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table("device", "arch", "torch", "memory", "state", "facts")
+    # Devices are typed as they are shown here, so these columns are never cut; the others fold.
+    table = Table()
+    for heading in ("device", "arch"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("torch", "memory", "state", "facts"):
+        table.add_column(heading, overflow="fold")
     for row in rows:
         memory = row["memory_bytes"]
         state = "present" if row["present"] else "forced, absent"

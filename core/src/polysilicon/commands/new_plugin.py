@@ -16,7 +16,10 @@ def register(app: typer.Typer) -> None:
 def new_plugin(
     name: Annotated[str, typer.Argument(help="The vendor, e.g. acme: lower-case letters, digits.")],
     folder: Annotated[
-        Path, typer.Option("--dir", help="Where the package's folder is made.")
+        Path,
+        typer.Option(
+            "--dir", help="The folder in which polysilicon-NAME is made; here if not given."
+        ),
     ] = Path(),
 ) -> None:
     """Writes the package `polysilicon-NAME`: detection, a layout, a kernel, tests.

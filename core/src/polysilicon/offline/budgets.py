@@ -30,6 +30,8 @@ def path_of(folder: Path, kernel: str) -> Path:
 def write(folder: Path, device: Device, made: Sequence[Compiled]) -> None:
     """Sets the budget of one kernel on one architecture to what was compiled; keeps the rest.
 
+    A folder that is missing is made.
+
     Raises:
         ValueError: what was compiled does not say which compiler made it.
     """
@@ -39,6 +41,7 @@ def write(folder: Path, device: Device, made: Sequence[Compiled]) -> None:
     variants = {compiled.variant: _facts(compiled) for compiled in made}
     budgets.setdefault(_toolchain(made[0]), {})[_architecture(device)] = variants
     data = {"schema": 1, "kernel": kernel, "budgets": budgets}
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,10 @@ from polysilicon_acme.device import devices
 if TYPE_CHECKING:
     from pathlib import Path
 
+CHIP = CHIPS[0]
+#: What may follow `acme:`: the name of each chip, and its architecture.
+FORMS = [*dict.fromkeys(form for chip in CHIPS for form in (chip.name, chip.arch))]
+
 
 def _machine(folder: Path, *ids: tuple[str, str]) -> Path:
     for number, (vendor, device) in enumerate(ids):
@@ -23,21 +28,28 @@ def _machine(folder: Path, *ids: tuple[str, str]) -> Path:
     return folder
 
 
+def test_every_chip_is_told_from_the_others() -> None:
+    ids = [chip.pci_device for chip in CHIPS]
+    assert len({chip.name for chip in CHIPS} - {"sim"}) == len(set(ids)) == len(CHIPS)
+    # As sysfs writes them; `lspci -nn` shows them without 0x.
+    assert [text for text in (PCI_VENDOR, *ids) if not re.fullmatch("0x[0-9a-f]{4}", text)] == []
+
+
 def test_no_chip_is_no_device(tmp_path: Path) -> None:
-    other_vendor = ("0x8086", "0x0001")
+    other_vendor = ("0x0000", CHIP.pci_device)
     assert devices(None, _machine(tmp_path, other_vendor)) == []
     assert devices(None, tmp_path / "no sysfs") == []
 
 
 def test_equal_chips_are_one_present_device(tmp_path: Path) -> None:
-    chip = (PCI_VENDOR, CHIPS[0].pci_device)
-    (found,) = devices(None, _machine(tmp_path, chip, chip))
-    assert (found.name, found.arch, found.present) == ("acme:x1", "a1", True)
+    slot = (PCI_VENDOR, CHIP.pci_device)
+    (found,) = devices(None, _machine(tmp_path, slot, slot))
+    assert (found.name, found.arch, found.present) == (f"acme:{CHIP.name}", CHIP.arch, True)
     assert devices("acme", tmp_path) == [found]
-    assert devices("acme:a1", tmp_path) == [found]
+    assert devices(f"acme:{CHIP.arch}", tmp_path) == [found]
 
 
-@pytest.mark.parametrize("form", ["x1", "x2", "a1", "a2"])
+@pytest.mark.parametrize("form", FORMS)
 def test_forced_chip_is_absent_and_named_as_it_was_forced(tmp_path: Path, form: str) -> None:
     (found,) = devices(f"acme:{form}", tmp_path)
     assert (found.name, found.present) == (f"acme:{form}", False)
@@ -50,10 +62,10 @@ def test_simulated_chip_is_present_and_labelled(tmp_path: Path) -> None:
 
 
 def test_another_kind_is_not_ours(tmp_path: Path) -> None:
-    assert devices("other:x1", tmp_path) == []
+    assert devices(f"other:{CHIP.name}", tmp_path) == []
 
 
-@pytest.mark.parametrize("forced", ["acme", "acme:x9"])
+@pytest.mark.parametrize("forced", ["acme", "acme:nonesuch"])
 def test_unknown_chip_is_an_error_that_lists_the_forms(tmp_path: Path, forced: str) -> None:
-    with pytest.raises(DeviceError, match="one of acme:sim, acme:x1"):
+    with pytest.raises(DeviceError, match=f"one of acme:sim, acme:{CHIP.name}"):
         devices(forced, tmp_path)

@@ -15,7 +15,7 @@ class Chip:
     Attributes:
         name: as in the device's name, `acme:<name>`.
         arch: architecture; kernels for `acme:<arch>` serve all its chips.
-        pci_device: PCI device ID, as sysfs writes it.
+        pci_device: PCI device ID, as sysfs writes it: 0x and four lower-case digits.
         cores: processor cores.
         scratch_bytes: scratchpad memory of one core.
         memory_bytes: device memory.

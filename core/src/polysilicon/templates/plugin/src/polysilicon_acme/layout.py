@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-#: The matrix unit reads tiles of 64 outputs by 32 inputs, each in one burst.
+#: The tiles that the matrix unit reads, each in one burst: outputs by inputs.
 TILES = Tiled(dims=("N", "K"), tiles={"N": 64, "K": 32})
 
 LAYOUTS = (
@@ -26,7 +26,7 @@ LAYOUTS = (
 
 
 def pack(weight: Tensor) -> Tensor:
-    """[N, K] → [N/64, K/32, 64, 32]; what a tile has beyond the weight is zero."""
+    """[N, K] → `TILES.physical_dims`; what a tile has beyond the weight is zero."""
     return TILES.pack(weight)
 
 

@@ -27,7 +27,7 @@ def polysilicon_devices() -> Iterable[Device]:
 
 @hookimpl
 def polysilicon_layouts(device: Device) -> Iterable[Layout]:
-    """Tiles for linear weights; all else is plain."""
+    """How linear weights lie; all else is plain."""
     return LAYOUTS if device.kind == detection.KIND else ()
 
 
