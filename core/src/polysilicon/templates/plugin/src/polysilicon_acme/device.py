@@ -20,7 +20,7 @@ def devices(forced: str | None, pci: Path = PCI) -> list[Device]:
     """The chips of this machine, and the one that `POLYSILICON_DEVICE` forces.
 
     Args:
-        forced: `acme`, alone or with a chip, an architecture or `sim`; may be of another kind.
+        forced: `acme`, alone or with a chip, an architecture or `sim`; or another kind.
         pci: the folder of PCI devices in sysfs.
 
     Raises:
