@@ -77,3 +77,13 @@ def test_every_new_field_has_a_default_so_that_old_plugins_keep_working() -> Non
     assert Device(name="a", kind="a").present
     assert Kernel(**KERNEL).form == "traceable"
     assert Layout(name="l", role="embedding").pack is None
+
+
+@pytest.mark.parametrize("dims", [("?",), ("",), ("N/",), ("N/0",), ("N", 3), "NK", ["N", "K"]])
+def test_layout_refuses_what_is_no_dim(dims: Any) -> None:
+    with pytest.raises(RecordError, match="expected a tuple of names, sizes and tiles"):
+        Layout(name="acme.odd", role="linear_weight", dims=dims)
+
+
+def test_layout_takes_names_sizes_and_tiles() -> None:
+    Layout(name="acme.deep", role="linear_weight", dims=("N/48", "2H/p", "8", "t/p", "p"))

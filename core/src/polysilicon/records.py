@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Record = TypeVar("Record")
 
 _NAME = re.compile(r"^[a-z0-9][a-z0-9_.:\-]*$")
+_DIM = re.compile(r"^([1-9]\d*|\d*[A-Za-z_]\w*)(/([1-9]\d*|[A-Za-z_]\w*))?$", re.ASCII)
 _TARGET = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 
 #: Names of the dtypes that formats and problems may use (torch's own spelling).
@@ -120,7 +121,11 @@ class Layout:
     Attributes:
         name: unique name, e.g. `plain`, `kv.blocks_heads_tokens`.
         role: `linear_weight`, `expert_weight`, `kv_block`, `activation` or `embedding`.
-        dims: physical order of the logical dims, outermost first.
+        dims: the dims in memory, outermost first: `N` a whole dim, by any name; `N/64` the tiles of
+            64 that N is cut into; `64` a dim of that size inside a tile. A size that depends on
+            the dtype has a name (`K/x`, `x`). The dims `N/48`, `K/16`, `8`, `24`, `2`, `2` are
+            right too: what is inside has to multiply to the tile. LayoutSuite holds packed
+            tensors to the number of dims and to their sizes where those are digits.
         pack: lazy target `(logical tensor) -> physical tensor`; None when they are the same.
         unpack: lazy target, the inverse of `pack`.
         facts: sizes that the consumer needs, e.g. `{"block_size": 16}` for `kv_block`.
@@ -138,6 +143,12 @@ class Layout:
         if self.role not in ROLES:
             raise RecordError(
                 f"layout {self.name!r} has role {self.role!r}: one of {', '.join(ROLES)}"
+            )
+        listed = isinstance(self.dims, tuple)
+        if not listed or not all(isinstance(d, str) and _DIM.match(d) for d in self.dims):
+            raise RecordError(
+                f"layout {self.name!r} has dims {self.dims!r}: expected a tuple of names, sizes "
+                "and tiles, e.g. ('N/64', 'K', '64')"
             )
         if (self.pack is None) != (self.unpack is None):
             raise RecordError(

@@ -59,3 +59,13 @@ class Elsewhere(DeviceUnderTest):
 
 
 class TestElsewhere(Elsewhere, OpSuite): ...
+
+
+class Stray(DeviceUnderTest):
+    plugin = "stray"
+
+
+class TestStray(Stray, PluginSuite): ...
+
+
+class TestWrongDevice(Stray, OpSuite): ...

@@ -33,3 +33,12 @@ def test_every_attribute_and_suite_is_documented() -> None:
 
     assert all(f"| `{name}` |" in TEXT for name in DeviceUnderTest.__annotations__)
     assert all(name in TEXT for name in __all__)
+
+
+def test_every_check_is_listed() -> None:
+    from polysilicon.testing import layout_checks, op_checks, plugin_checks, tie_checks
+
+    checks = [*plugin_checks.CHECKS, *layout_checks.CHECKS, *op_checks.CHECKS]
+    checks += [op_checks.CLAIM, tie_checks.TIES, "eager", "compiled"]
+    table = TEXT.partition("| suite | checks |")[2]
+    assert [check for check in checks if f"`{check}`" not in table] == []

@@ -13,7 +13,7 @@ import pytest
 from polysilicon.testing import DeviceUnderTest, OpSuite
 
 HERE = Path(__file__).parent
-PLUGIN = HERE.parent / "data" / "plugins" / "mutants"
+PLUGINS = [HERE.parent / "data" / "plugins" / name for name in ("mutants", "stray")]
 
 CLAIMS = "test_kernel_claims_some_sample"
 RUNS = "test_kernel_runs_on_every_sample_it_claims"
@@ -52,7 +52,8 @@ FOUND_BY = {
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """One run of the suites over the plugin of mutants, in a process of its own."""
     file = tmp_path_factory.mktemp("report") / "out.json"
-    code = f"import sys, pytest; sys.path.insert(0, {str(PLUGIN)!r}); sys.exit(pytest.main())"
+    folders = [*map(str, PLUGINS)]
+    code = f"import sys, pytest; sys.path[:0] = {folders!r}; sys.exit(pytest.main())"
     options = ["-q", "-p", "no:cacheprovider", "-p", "polysilicon.testing.plugin"]
     options += ["--polysilicon-report", str(file)]
     ran = subprocess.run(
@@ -132,17 +133,38 @@ def test_gaps_that_pass_or_match_nothing_fail(report: dict[str, Any]) -> None:
     row = _tests(report, "::TestKnown")["test_known_gaps_still_fail"]
     assert row["outcome"] == "failed"
     assert "'silu_and_mul.writes_input[values]' passes now" in row["reason"]
-    assert "'activation.fails_on_nothing[tokens 12]' matches nothing" in row["reason"]
+    assert (
+        "'activation.fails_on_nothing[tokens 12]' matches nothing, 'tokens 12' is no detail"
+        in (row["reason"])
+    )
+    assert "the checks are arguments, claim, determinism" in row["reason"]
     assert "'rms_norm.no_such_kernel' matches nothing" in row["reason"]
     assert "window_off_by_one" not in row["reason"]
 
 
-def test_plugin_that_is_not_installed_fails_each_test_with_what_to_do(
-    report: dict[str, Any],
-) -> None:
-    rows = _tests(report, "::TestElsewhere").values()
-    assert {row["outcome"] for row in rows} == {"failed"}
-    assert all("plugin 'elsewhere' is not installed" in row["reason"] for row in rows)
+def test_plugin_that_is_not_installed_fails_once_with_what_to_do(report: dict[str, Any]) -> None:
+    first, *others = _tests(report, "::TestElsewhere").values()
+    assert first["outcome"] == "failed"
+    assert first["reason"].startswith("plugin 'elsewhere' is not installed")
+    assert "\n" not in first["reason"]
+    assert {row["outcome"] for row in others} == {"skipped"}
+    assert all("see the failure of" in row["reason"] for row in others)
+
+
+def test_suite_that_could_test_no_kernel_fails_and_says_why(report: dict[str, Any]) -> None:
+    rows = _tests(report, "::TestWrongDevice")
+    failed = [row["reason"] for row in rows.values() if row["outcome"] == "failed"]
+    assert len(failed) == 1
+    assert "plugin stray has kernels (2), and none was tested" in failed[0]
+    assert "they are for qark, stray" in failed[0]
+
+
+def test_kernel_for_a_device_that_nothing_answers_to_is_told(report: dict[str, Any]) -> None:
+    rows = _tests(report, "::TestStray")
+    row = rows["test_kernels_are_for_devices_that_there_are[stray]"]
+    assert row["outcome"] == "failed"
+    assert "Kernel.device is 'qark', and no device answers to that" in row["reason"]
+    assert "plugin[devices]: activation.stray" in row["reason"]
 
 
 def test_kernels_of_an_absent_device_are_skipped_with_the_reason(report: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from polysilicon import ops
 from polysilicon.records import Problem
+from polysilicon.testing import DeviceUnderTest
 from polysilicon.testing.facts import problem_of, tokens_of
 from polysilicon.testing.findings import Finding, Gap, gaps_of
 from polysilicon.testing.op_checks import all_samples
@@ -92,7 +93,19 @@ def test_gap_speaks_of_findings_by_name_and_details(key: str, speaks: bool) -> N
 
 
 def test_gap_without_reason_or_closing_bracket_is_refused() -> None:
-    with pytest.raises(ValueError, match="gap 'linear' has no reason: say why"):
+    with pytest.raises(TypeError, match="gap 'linear' has no reason: say why"):
         gaps_of({"linear": " "})
-    with pytest.raises(ValueError, match=r"gap 'linear\[float16': expected NAME or NAME\[DETAIL"):
+    with pytest.raises(TypeError, match=r"gap 'linear\[float16': expected NAME or NAME\[DETAIL"):
         gaps_of({"linear[float16": "#1"})
+
+
+@pytest.mark.parametrize("gaps", [{"linear": None}, {"linear": " "}, {"linear[form": "#1"}, ["x"]])
+def test_wrong_gaps_are_told_once_when_the_class_is_made(gaps: object) -> None:
+    with pytest.raises(TypeError, match=r"^Acme: gap"):
+        type("Acme", (DeviceUnderTest,), {"gaps": gaps})
+
+
+def test_failure_shows_what_a_gap_would_call_it() -> None:
+    finding = Finding(names=("linear.acme",), details=("float32",), check="form", text="bad")
+    assert str(finding) == "linear.acme[float32, form]: bad"
+    assert Gap(key=str(finding).partition(":")[0], reason="#1").matches(finding)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from polysilicon.layers.attention import allocate_kv_cache
 from polysilicon.testing.findings import Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from torch import Tensor
 
@@ -122,9 +123,18 @@ def _other_shape(layout: Layout, shape: tuple[int, ...]) -> str:
         if dim.isdigit() and int(dim) != size:
             return f"pack gave {shape}, declared is {layout.dims}: dim {dim} is {size}"
     tiles = [match[2] for dim in layout.dims if (match := _TILED.match(dim))]
-    if missing := [tile for tile in tiles if tile not in layout.dims]:
-        return f"declared dims {layout.dims} split by {missing[0]} and hold no dim of that size"
+    inner = [dim for dim in layout.dims if dim.isdigit()]
+    # Tiles may be cut further: N/48 and K/16 with 8, 24, 2, 2 inside.
+    if set(tiles) - set(inner) and _product(tiles) != _product(inner):
+        return (
+            f"declared dims {layout.dims} split by {', '.join(tiles)}, and the sizes inside "
+            f"({', '.join(inner) or 'none'}) don't multiply to that"
+        )
     return ""
+
+
+def _product(sizes: Iterable[str]) -> int:
+    return math.prod(map(int, sizes))
 
 
 def _cache(

@@ -84,7 +84,7 @@ def check_kernel(
         return (Finding(names=names, details=(case.dtype,), check="runs", text=text),)
     asked = tuple(problem for problem in problems if problem.op == kernel.op)
     found = []
-    for sample, expected in _judged(kernel.op, case.dtype, device, asked):
+    for sample, expected in judged(kernel.op, case.dtype, device, asked):
         details = (case.dtype, sample.name)
         refused = _refused(kernel, sample, case.dtype)
         if refused:
@@ -152,6 +152,20 @@ def _unpacked(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: v.unpack() if isinstance(v, Packed) else v for name, v in given.items()}
 
 
+def _lossy(layouts: Mapping[str, Layout], sample: Sample) -> str:
+    """Which argument is changed by being packed and unpacked, without any kernel."""
+    given = copied(sample.kwargs)
+    back = _unpacked(packed_arguments(layouts, given))
+    for argument, layout in layouts.items():
+        kept = sample.kwargs[argument]
+        if back[argument].shape != kept.shape or not same_bits(back[argument], kept):
+            return (
+                f"unpack(pack({argument})) of layout {layout.name} is not {argument}: mend the "
+                "layout first, LayoutSuite says for which sizes"
+            )
+    return ""
+
+
 def _call(
     kernel: Kernel, calls: _Calls, sample: Sample, expected: Expected, dtype: torch.dtype
 ) -> dict[str, str]:
@@ -169,6 +183,8 @@ def _call(
     for call, after in ((results, first), (again, second)):
         for check, text in breaches(op, sample, dtype, expected, call, after):
             texts.setdefault(check, text)
+    if "arguments" in texts and (text := _lossy(calls.layouts, sample)):
+        texts["arguments"] = text
     if text := _unwritten(expected.results, results):
         texts["written"] = text
     if kernel.deterministic and not _same(op, (results, first), (again, second)):
@@ -229,7 +245,7 @@ def _told_form(x: Tensor) -> tuple[tuple[int, ...], torch.dtype, tuple[int, ...]
 
 
 @functools.lru_cache(maxsize=6)
-def _judged(
+def judged(
     op: str, dtype: str, device: torch.device, problems: tuple[Problem, ...]
 ) -> list[tuple[Sample, Expected]]:
     """Samples with what the reference makes of them: shared by all kernels of an op."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from polysilicon.testing.op_checks import CLAIM, OpCase, check_kernel, op_cases
 from polysilicon.testing.suite import Suite
+from polysilicon.testing.tie_checks import TIES, check_ties
 
 if TYPE_CHECKING:
     from polysilicon.testing.findings import Finding
@@ -25,7 +26,25 @@ class OpSuite(Suite):
 
     @classmethod
     def look(cls, found: Subject, case: OpCase) -> tuple[Finding, ...]:
-        return check_kernel(case, found.torch_device, cls.problems, found.offered)
+        return (
+            *check_kernel(case, found.torch_device, cls.problems, found.offered),
+            check_ties(case, found, cls.problems),
+        )
+
+    @classmethod
+    def untested(cls, found: Subject) -> str:
+        names = {kernel.name for kernel in found.all_kernels}
+        if not names or found.device is None:
+            return ""
+        none = f"plugin {found.row.name} has kernels ({len(names)}), and none was tested"
+        if found.kernels:
+            return f"{none}: none has an op of this core and a dtype of that op"
+        device, wanted = found.device, {kernel.device for kernel in found.all_kernels}
+        return (
+            f"{none}: they are for {', '.join(sorted(wanted))}, and the device under test is "
+            f"{device.name} (kind {device.kind}, arch {device.arch or 'none'}). Mend "
+            "Kernel.device, or name the device that they are for (device = '…')"
+        )
 
     @classmethod
     def own_names(cls, found: Subject) -> set[str]:
@@ -36,6 +55,10 @@ class OpSuite(Suite):
         """`tokens` and `supports` leave at least one call to be judged by. Where a kernel serves
         only a model's own shapes, state them in `problems`."""
         self.settle(case, CLAIM)
+
+    def test_no_other_kernel_goes_first_as_well(self, case: OpCase) -> None:
+        """Selection fails where two kernels tie. Give them other ranks, tokens or `supports`."""
+        self.settle(case, TIES)
 
     def test_kernel_runs_on_every_sample_it_claims(self, case: OpCase) -> None:
         """It raised. Sizes 0 and 1 and odd memory forms are usual: handle them or narrow

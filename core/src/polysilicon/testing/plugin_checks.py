@@ -17,15 +17,17 @@ from packaging.requirements import Requirement
 
 from polysilicon import ops
 from polysilicon.discovery import API_MAJOR, CORE, GROUP, entry_points
+from polysilicon.errors import DeviceError
 from polysilicon.plugins import gather
 from polysilicon.records import Problem
-from polysilicon.testing.findings import Finding
+from polysilicon.scaffold import accepted_range
+from polysilicon.testing.findings import Finding, close
 from polysilicon.testing.subject import environment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-    from polysilicon.records import Kernel, Provided
+    from polysilicon.records import Device, Provided
     from polysilicon.testing.subject import DeviceUnderTest, Subject
 
 #: Longest that one `polysilicon_devices` may take, the best of a few calls.
@@ -35,13 +37,25 @@ LIGHT = ("polysilicon", "pluggy", "packaging", "importlib_metadata")
 #: What detection may not import: each costs seconds. Small vendor libraries are what it is for.
 HEAVY = ("torch", "triton", "transformers")
 
-# Asked in a process of its own: this one has imported torch long ago.
+# Asked in a process of its own: this one has imported torch long ago. Of what comes in, only what
+# the plugin itself asks for is told: torch brings dozens of others.
 _ALONE = """
-import importlib, json, sys, time
+import builtins, importlib, json, sys, time
 known = set(sys.modules)
+own = {*json.loads(sys.argv[2]), sys.argv[1].partition(".")[0]}
+askers, importing = {}, builtins.__import__
+def spy(name, scope=None, *more, **named):
+    asker = (scope or {}).get("__name__") or ""
+    if asker.partition(".")[0] in own:
+        askers.setdefault(name.partition(".")[0], asker)
+    return importing(name, scope, *more, **named)
+builtins.__import__ = spy
 module = importlib.import_module(sys.argv[1])
-light = {*json.loads(sys.argv[2]), sys.argv[1].partition(".")[0], *sys.stdlib_module_names}
-heavy = sorted({name.partition(".")[0] for name in set(sys.modules) - known} - light)
+builtins.__import__ = importing
+light = {*own, *sys.stdlib_module_names, "__main__", "__mp_main__"}
+came = {name.partition(".")[0] for name in set(sys.modules) - known} - light
+heavy = sorted(came & set(askers) or came)
+told = [f"{name} (in {askers[name]})" if name in askers else name for name in heavy]
 seconds, error = [], ""
 ask = getattr(module, "polysilicon_devices", None)
 try:
@@ -51,8 +65,8 @@ try:
         seconds.append(time.perf_counter() - begin)
 except BaseException as raised:
     error = f"{type(raised).__name__}: {raised}"
-later = [name for name in json.loads(sys.argv[3]) if name in sys.modules and name not in heavy]
-print(json.dumps({"heavy": heavy, "later": later, "seconds": seconds, "error": error}))
+later = [name for name in json.loads(sys.argv[3]) if name in sys.modules and name not in came]
+print(json.dumps({"heavy": told, "later": later, "seconds": seconds, "error": error}))
 """
 
 
@@ -109,7 +123,8 @@ def _light_import(under_test: type[DeviceUnderTest], found: Subject) -> Iterator
     told = _told(found)
     yield from told.get("broken", ())
     if told.get("heavy"):
-        yield f"importing {_module(found)} imports {', '.join(told['heavy'])}"
+        what = ", ".join(told["heavy"])
+        yield f"importing {_module(found)} imports {what}: import inside the function that needs it"
 
 
 def _detection(under_test: type[DeviceUnderTest], found: Subject) -> Iterator[str]:
@@ -117,7 +132,8 @@ def _detection(under_test: type[DeviceUnderTest], found: Subject) -> Iterator[st
     if told.get("error"):
         yield f"polysilicon_devices raised {told['error']}"
     if told.get("later"):
-        yield f"polysilicon_devices imports {', '.join(told['later'])}"
+        what = ", ".join(told["later"])
+        yield f"polysilicon_devices imports {what}: every listing waits for it; read sysfs instead"
     best = min(map(float, told.get("seconds", ())), default=0.0)
     if best > DETECTION_SECONDS:
         limit = f"{DETECTION_SECONDS * 1e3:.0f} ms"
@@ -150,18 +166,51 @@ def _answers_of(plugin: str) -> str:
 
 
 def _targets(under_test: type[DeviceUnderTest], found: Subject) -> Iterator[str]:
-    wanted = {target: kernel.name for kernel in found.kernels for target in _of_kernel(kernel)}
+    wanted: dict[str, str] = {}
+    for kernel in found.all_kernels:
+        for field in ("target", "fake", "offline"):
+            wanted.setdefault(getattr(kernel, field), f"{field} of {kernel.name}")
     for layout in found.layouts:
-        wanted |= {t: layout.name for t in (layout.pack, layout.unpack) if t is not None}
-    if found.device is not None and found.device.activate:
-        wanted[found.device.activate] = found.device.name
+        for field in ("pack", "unpack"):
+            wanted.setdefault(getattr(layout, field), f"{field} of {layout.name}")
+    for device in found.own_devices:
+        wanted.setdefault(device.activate or "", f"activate of {device.name}")
     for target, name in wanted.items():
-        if text := _unresolved(target):
+        if target and (text := _unresolved(target)):
             yield f"{name}: {text}"
 
 
-def _of_kernel(kernel: Kernel) -> list[str]:
-    return [kernel.target] if kernel.fake is None else [kernel.target, kernel.fake]
+def _devices(under_test: type[DeviceUnderTest], found: Subject) -> Iterator[str]:
+    kernels: dict[str, list[str]] = {}
+    for kernel in found.all_kernels:
+        names = kernels.setdefault(kernel.device, [])
+        names += [kernel.name] if kernel.name not in names else []
+    for wanted, names in kernels.items():
+        if not _answered(wanted, found):
+            own = found.own_devices
+            forms = sorted({f for d in own for f in (d.name, d.kind, f"{d.kind}:{d.arch}")})
+            yield (
+                f"{', '.join(names)}: Kernel.device is {wanted!r}, and no device answers to that"
+                f"{close(wanted, forms)}: expected '*', a kind, kind:arch or a device's name; this "
+                f"plugin's are {', '.join(form.rstrip(':') for form in forms) or 'none here'}"
+            )
+
+
+def _answered(wanted: str, found: Subject) -> bool:
+    """Whether a device that is here is what a kernel is for, or one that can be forced."""
+    if _serves(wanted, found.table.devices):
+        return True
+    try:
+        forced = [provided.record for provided in gather([wanted]).devices]
+    except DeviceError:
+        # None is here, and a plugin tells which of the kind there are.
+        return ":" not in wanted and not found.own_devices
+    return _serves(wanted, forced)
+
+
+def _serves(wanted: str, devices: Iterable[Device]) -> bool:
+    forms = {"*", *(form for d in devices for form in (d.name, d.kind, f"{d.kind}:{d.arch}"))}
+    return wanted in forms
 
 
 def _unresolved(target: str) -> str:
@@ -195,7 +244,10 @@ def _top_level(file: str) -> frozenset[str]:
 def _known_ops(under_test: type[DeviceUnderTest], found: Subject) -> Iterator[str]:
     for kernel in found.kernels:
         if kernel.op not in ops.NAMES:
-            yield f"{kernel.name} is for op {kernel.op!r}, which this core does not have"
+            yield (
+                f"{kernel.name} is for op {kernel.op!r}, which this core does not have"
+                f"{close(kernel.op, ops.NAMES)}; `polysilicon kernels` lists the ops"
+            )
 
 
 def _layouts(under_test: type[DeviceUnderTest], found: Subject) -> Iterator[str]:
@@ -233,15 +285,16 @@ def _bounds(under_test: type[DeviceUnderTest], found: Subject) -> Iterator[str]:
     if found.row.name == CORE:
         yield _SKIP + "core does not depend on itself"
         return
+    floor, ceiling = accepted_range().split(",")
     operators = set()
     for text in distribution(found.row.distribution).requires or ():
         requirement = Requirement(text)
         if requirement.name.lower() == "polysilicon":
             operators |= {bound.operator for bound in requirement.specifier}
     if not operators & {">=", ">", "~=", "=="}:
-        yield f"{found.row.distribution} requires no lowest polysilicon: add polysilicon>=…"
+        yield f"{found.row.distribution} requires no lowest polysilicon: add {floor}"
     if not operators & {"<", "<=", "~=", "=="}:
-        yield f"{found.row.distribution} requires no highest polysilicon: add <the next but one"
+        yield f"{found.row.distribution} requires no highest polysilicon: add {ceiling}"
 
 
 #: Check → what looks at it; each yields what is wrong, or one reason not to look.
@@ -251,6 +304,7 @@ CHECKS: dict[str, Callable[[type[DeviceUnderTest], Subject], Iterator[str]]] = {
     "forced device": _forced_device,
     "steady answers": _steady_answers,
     "targets": _targets,
+    "devices": _devices,
     "known ops": _known_ops,
     "layouts": _layouts,
     "supports": _supports,

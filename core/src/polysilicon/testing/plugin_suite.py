@@ -59,6 +59,11 @@ class PluginSuite(Suite):
         """Every `package.module:attribute`; read from source, as importing may need the chip."""
         self.settle(case, "targets")
 
+    def test_kernels_are_for_devices_that_there_are(self, case: PluginCase) -> None:
+        """`Kernel.device` is a kind, kind:arch or name of a device here, or of one that
+        `POLYSILICON_DEVICE` can force. A kernel for another is never chosen."""
+        self.settle(case, "devices")
+
     def test_kernels_are_for_ops_of_this_core(self, case: PluginCase) -> None:
         """`polysilicon kernels` lists the ops."""
         self.settle(case, "known ops")

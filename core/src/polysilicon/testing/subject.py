@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from polysilicon import choosing, selection
 from polysilicon.calling import load_target
 from polysilicon.devices import find
 from polysilicon.errors import PluginError
 from polysilicon.plugins import gather
+from polysilicon.testing.findings import gaps_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -43,6 +44,13 @@ class DeviceUnderTest:
     environment: ClassVar[Mapping[str, str]] = {}
     problems: ClassVar[Sequence[Problem]] = ()
     gaps: ClassVar[Mapping[str, str]] = {}
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        try:
+            gaps_of(cls.gaps)
+        except TypeError as error:
+            raise TypeError(f"{cls.__name__}: {error}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +87,22 @@ class Subject:
             if entry.origin.plugin == self.row.name
             and choosing.specificity(entry.record, self.device) is not None
         )
+
+    @property
+    def all_kernels(self) -> tuple[Kernel, ...]:
+        """The plugin's own kernels, asked of every device: those for other devices, too."""
+        return tuple(
+            entry.record
+            for entries in self.table.kernels.values()
+            for entry in entries
+            if entry.origin.plugin == self.row.name
+        )
+
+    @property
+    def own_devices(self) -> tuple[Device, ...]:
+        """The devices that the plugin found, and the one that is forced."""
+        provided = self.table.provided_devices
+        return tuple(p.record for p in provided if p.origin.plugin == self.row.name)
 
     @property
     def offered(self) -> dict[str, Layout]:

@@ -8,13 +8,17 @@ import pytest
 
 from polysilicon import ops
 from polysilicon.errors import PolysiliconError
-from polysilicon.testing.findings import gap_for, gaps_of, stale
+from polysilicon.testing.findings import close, gap_for, gaps_of, nothing, stale
 from polysilicon.testing.subject import DeviceUnderTest, Subject, environment, subject
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from polysilicon.testing.findings import Finding
+
+
+#: What kept a suite from testing anything → the test that failed with it; the others say so.
+_failed_with: pytest.StashKey[dict[str, str]] = pytest.StashKey()
 
 
 class Case(Protocol):
@@ -62,6 +66,11 @@ class Suite(DeviceUnderTest):
         return found.why_not
 
     @classmethod
+    def untested(cls, found: Subject) -> str:
+        """Why it is wrong that the suite has no cases; empty where there need be none."""
+        return ""
+
+    @classmethod
     def own_names(cls, found: Subject) -> set[str]:
         """Names that gaps of this suite may begin with."""
         raise NotImplementedError  # each suite states its own
@@ -82,13 +91,18 @@ class Suite(DeviceUnderTest):
 
     @pytest.fixture(autouse=True)
     def _available(self, request: pytest.FixtureRequest) -> None:
+        found, text = None, ""
         try:
             found = subject(type(self))
         except PolysiliconError as error:
-            pytest.fail(str(error), pytrace=False)
-        if reason := self.why_not(found):
+            text = str(error)
+        if found is None:  # outside of the handler: one line, and no traceback behind it
+            _fail_once(request, text)
+        elif reason := self.why_not(found):
             pytest.skip(reason)
-        if "case" in request.fixturenames and request.getfixturevalue("case") is None:
+        elif "case" in request.fixturenames and request.getfixturevalue("case") is None:
+            if text := self.untested(found):
+                _fail_once(request, text)
             pytest.skip(f"plugin {self.plugin} has nothing for {type(self).__name__} to test")
 
     @classmethod
@@ -125,10 +139,20 @@ class Suite(DeviceUnderTest):
             finding for case in (cls.cases(found) if gaps else ()) for finding in cls.findings(case)
         ]
         wrong = [text for gap in gaps if (text := stale(gap, all_findings))]
-        unknown = [gap.key for gap in gaps_of(self.gaps) if gap.name not in _all_names(found)]
-        wrong += [f"gap {key!r} matches nothing: mend the key or delete it" for key in unknown]
+        known = _all_names(found)
+        unknown = [gap for gap in gaps_of(self.gaps) if gap.name not in known]
+        wrong += [nothing(gap, close(gap.name, known)) for gap in unknown]
         if wrong:
             pytest.fail("\n".join(wrong), pytrace=False)
+
+
+def _fail_once(request: pytest.FixtureRequest, text: str) -> None:
+    """Fails the first test of a run that cannot be for this reason, and skips the rest."""
+    told = request.config.stash.setdefault(_failed_with, {})
+    first = told.setdefault(text, request.node.nodeid)
+    if first == request.node.nodeid:
+        pytest.fail(text, pytrace=False)
+    pytest.skip(f"nothing could be tested, see the failure of {first}")
 
 
 def _ours(cls: type) -> bool:
