@@ -29,7 +29,8 @@ FEATURES: dict[str, dict[str, Any]] = {
         "sliding_window": 8,
         "layer_types": ["sliding_attention", "full_attention"],
     },
-    "gemma2": {"sliding_window": 8},
+    # Transformers 5.17 picks SDPA, which drops the softcap that the model is defined with.
+    "gemma2": {"sliding_window": 8, "attn_implementation": "eager"},
     "granite": {
         "attention_multiplier": 0.1,
         "residual_multiplier": 0.3,

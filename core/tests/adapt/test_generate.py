@@ -52,7 +52,8 @@ def test_chunked_prefill_through_the_cache_gives_the_same_logits():
     def chunked() -> torch.Tensor:
         with torch.no_grad():
             first = model(ids[:1, :6], use_cache=True)
-            return model(ids[:1, 6:], cache=first.cache, use_cache=True).logits
+            name = "cache" if "cache" in first else "past_key_values"  # before Transformers 5.24
+            return model(ids[:1, 6:], **{name: first[name]}, use_cache=True).logits
 
     before = chunked()
     polysilicon.adapt(model)

@@ -9,6 +9,8 @@ from types import ModuleType
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from transformers.models.gpt_neox import modeling_gpt_neox
 
 import polysilicon
@@ -21,6 +23,7 @@ from polysilicon.errors import AdaptError
 from .models import tiny
 
 IDS = torch.arange(3, 15)[None]
+BEFORE_5_24 = Version(transformers.__version__) < Version("5.24")
 
 
 def logits(model) -> torch.Tensor:
@@ -131,7 +134,9 @@ def test_the_function_is_ours_and_listed(kind):
     model = tiny(kind, **({"rotary_dim": 8} if kind == "gptj" else {}))
     before = logits(model)
     adapted = polysilicon.adapt(model)
-    assert adapted.report.missing == ()
+    # GPT-J computes attention in its own code before Transformers 5.24.
+    kept = {"attention"} if kind == "gptj" and BEFORE_5_24 else set()
+    assert {row.kind for row in adapted.report.missing} == kept
     assert {row.replaced_by for row in rotary_rows(adapted)} == {"Rotation"}
     assert {row.op for row in rotary_rows(adapted)} == {"rotary_embedding"}
     assert (logits(model) - before).abs().max() <= 1e-5 * before.abs().max()

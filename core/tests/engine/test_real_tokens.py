@@ -104,7 +104,7 @@ def real(request: pytest.FixtureRequest) -> Iterator[Real]:
     try:
         made = Real(request.param)
     except LoadError as error:
-        pytest.skip(f"the model package is not installed: {error}")
+        pytest.skip(f"the model cannot be loaded: {error}")
     yield made
     capture = request.config.pluginmanager.get_plugin("capturemanager")
     with capture.global_and_fixture_disabled():

@@ -8,12 +8,19 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import transformers
+from packaging.version import Version
 
 from polysilicon.errors import LoadError
 from polysilicon.loading import load, packages
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+needs_gguf = pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.24"),
+    reason="GGUF files need transformers 5.24 or newer",
+)
 
 
 @pytest.fixture
@@ -22,6 +29,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@needs_gguf
 def test_smollm2_answers_a_question_in_chat_form() -> None:
     loaded = load("smollm2")
     tokenizer: Any = loaded.tokenizer
@@ -37,6 +45,7 @@ def test_smollm2_answers_a_question_in_chat_form() -> None:
     assert "Paris" in tokenizer.decode(out[0, ids["input_ids"].shape[1] :])
 
 
+@needs_gguf
 def test_gemma_is_assembled_once_into_the_cache_and_continues_text(cache: Path) -> None:
     loaded = load("gemma3-270m", dtype="bfloat16")
     path = packages.model_file("gemma3-270m")
