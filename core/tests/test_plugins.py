@@ -91,6 +91,12 @@ def test_bad_plugin_costs_only_itself(
     assert [entry.record.name for entry in gather().devices] == ["acme:x1", "cpu"]
 
 
+def test_optional_hook_that_this_core_does_not_know_is_left_alone(install: Install) -> None:
+    install("optional_hook")
+    assert _rows()["optional-hook"].state == "active"
+    assert "later" in [device.name for device in polysilicon.devices()]
+
+
 def test_all_bad_plugins_together_leave_core_and_the_good_one(install: Install) -> None:
     install("good", *BAD)
     active = [row.name for row in polysilicon.plugins() if row.state == "active"]

@@ -107,7 +107,10 @@ def _check_marks(module: Any) -> None:
             continue
         mark = getattr(value, "polysilicon_impl", None)  # what pluggy's decorator leaves
         if mark is not None:
-            _check_hook(module, mark.get("specname") or attribute, value)
+            hook = mark.get("specname") or attribute
+            # An optional hook is for other cores: this one need not know it.
+            if hook in _hook_names() or not mark["optionalhook"]:
+                _check_hook(module, hook, value)
         elif attribute.startswith("polysilicon_"):
             raise Refused(
                 "broken",
