@@ -326,24 +326,25 @@ def hardware(session: nox.Session, plugin: str) -> None:
     )
 
 
+def tpu_tests(session: nox.Session, extra: str) -> None:
+    """The tests of the TPU plugin that need the toolchain of one of its extras, on built wheels."""
+    plugin = find(ROOT, "tpu")
+    parts = {"polysilicon[testing]": wheel(session, find(ROOT, CORE))}
+    parts[f"{plugin.project().name}[test,{extra}]"] = wheel(session, plugin)
+    install_wheels(session, parts)
+    session.run("pytest", *(session.posargs or (f"plugins/tpu/tests/{extra}",)), env=TESTS)
+
+
 @nox.session(default=False)
 def tpu_aot(session: nox.Session) -> None:
     """The TPU kernels through the real TPU compiler, for named topologies, without a TPU."""
-    plugin = find(ROOT, "tpu")
-    parts = {"polysilicon[testing]": wheel(session, find(ROOT, CORE))}
-    parts[f"{plugin.project().name}[test,aot]"] = wheel(session, plugin)
-    install_wheels(session, parts)
-    session.run("pytest", *(session.posargs or ("plugins/tpu/tests/aot",)), env=TESTS)
+    tpu_tests(session, "aot")
 
 
 @nox.session(default=False)
 def tpu_runtime(session: nox.Session) -> None:
     """The TPU kernels as ops of torch_tpu: made and traced, as far as it goes without a TPU."""
-    plugin = find(ROOT, "tpu")
-    parts = {"polysilicon[testing]": wheel(session, find(ROOT, CORE))}
-    parts[f"{plugin.project().name}[test,runtime]"] = wheel(session, plugin)
-    install_wheels(session, parts)
-    session.run("pytest", *(session.posargs or ("plugins/tpu/tests/runtime",)), env=TESTS)
+    tpu_tests(session, "runtime")
 
 
 @nox.session(default=False)
