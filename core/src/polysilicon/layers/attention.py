@@ -32,6 +32,9 @@ class PagedBatch:
         kv_lengths: int32 [B], tokens of each sequence in the cache, this step's included.
         max_query: the most tokens that one sequence has in this step.
         max_kv: the longest of `kv_lengths`.
+        state_slots: int32 [B], row of each sequence in the states of recurrent layers; -1 for
+            none. None where the model has no such layers.
+        seen: int32 [B], tokens of each sequence before this step; None where state_slots is.
         query_bound: what kernels are told for `max_query`: 1 or T. Unlike `max_query` it is the
             same for every step of one shape, so a compiled graph serves them all.
     """
@@ -42,6 +45,8 @@ class PagedBatch:
     kv_lengths: Tensor
     max_query: int
     max_kv: int
+    state_slots: Tensor | None = None
+    seen: Tensor | None = field(init=False, default=None)
     query_bound: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -54,6 +59,9 @@ class PagedBatch:
             )
         bound = 1 if self.max_query == 1 else self.slots.shape[0]
         object.__setattr__(self, "query_bound", bound)
+        if self.state_slots is not None:
+            seen = self.kv_lengths - self.query_starts.diff()
+            object.__setattr__(self, "seen", seen)
 
 
 @dataclass
