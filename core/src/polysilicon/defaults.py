@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from polysilicon import ops
 from polysilicon.api import hookimpl
+from polysilicon.errors import RecordError
+from polysilicon.formats import activation, parse
 from polysilicon.records import Device, Kernel, Layout
 
 if TYPE_CHECKING:
@@ -91,7 +93,21 @@ def polysilicon_layouts(device: Device) -> Iterable[Layout]:
 
 
 #: Ops whose portable kernel reads sizes from tensors, which the compiler can't trace.
-_OPAQUE = ("kv_store", "paged_attention", "sampling")
+_OPAQUE = (
+    "kv_store",
+    "paged_attention",
+    "sampling",
+    "quantized_linear",
+    "quantized_grouped_linear",
+)
+
+#: What is worth knowing of a portable kernel, and what it refuses.
+_NOTES = {
+    "quantized_linear": "weights become dense in each call; quantised activations are emulated in "
+    "float32",
+    "quantized_grouped_linear": "weights of experts that have tokens become dense in each call; "
+    "quantised activations are emulated in float32",
+}
 
 
 def _portable(op: str) -> Kernel:
@@ -101,7 +117,39 @@ def _portable(op: str) -> Kernel:
         target=f"polysilicon.ops.{op}:torch_kernel",
         form="opaque" if op in _OPAQUE else "traceable",
         fake=f"polysilicon.ops.{op}:{op}_fake" if op in _OPAQUE else None,
+        supports=_known_formats if "quant" in op else None,
+        note=_NOTES.get(op, ""),
     )
+
+
+def _known_formats(problem: Problem) -> str | None:
+    try:
+        for key, read in (("format", parse), ("activation", activation)):
+            if text := problem.fact(key):
+                read(str(text))
+    except RecordError as error:
+        return str(error)
+    return None
+
+
+def _int8() -> Kernel:
+    return Kernel(
+        op="quantized_linear",
+        name="quantized_linear.torch_int8",
+        target="polysilicon.ops.quantized_linear:torch_int8_kernel",
+        fake="polysilicon.ops.quantized_linear:quantized_linear_fake",
+        form="opaque",
+        device="cpu",
+        supports=_int8_only,
+        rank=10,
+        note="int8 by int8 with int32 sums",
+    )
+
+
+def _int8_only(problem: Problem) -> str | None:
+    from polysilicon.ops.quantized_linear import int8_only
+
+    return int8_only(problem)
 
 
 def _skinny(op: str) -> Kernel:
@@ -158,6 +206,7 @@ KERNELS: tuple[Kernel, ...] = (
     *(_skinny(op) for op in ("linear", "lm_head")),
     *(_onednn(op) for op in ("linear", "lm_head")),
     *(_onednn_skinny(op) for op in ("linear", "lm_head")),
+    _int8(),
 )
 
 

@@ -165,15 +165,21 @@ class Format:
 
     Attributes:
         dtype: storage dtype by torch's name. "fp8" alone is refused: e4m3fn and e4m3fnuz differ.
-        logical: `dense`, `scaled`, `mxfp4`, `int4` …
+        logical: what the stored numbers are: `dense`, `fp8_e4m3fn`, `int8`, `int4`, `mxfp4` …
         scale_dtype: dtype of the scales, None when there are none.
-        granularity: `tensor`, `channel`, `group:128`, `block:128x128`; None without scales.
+        granularity: what shares a scale: `tensor`, `channel` (a row of a weight), `token` (a row
+            of an activation), `group:128`, `block:128x128`; None without scales.
+        zero_points: whether zero points are stored beside the scales.
+        packing: order of codes of less than a storage element: `gptq`, `gptq_v2`, `awq`,
+            `compressed_tensors`; empty where there is only one.
     """
 
     dtype: str
     logical: str = "dense"
     scale_dtype: str | None = None
     granularity: str | None = None
+    zero_points: bool = False
+    packing: str = ""
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -185,6 +191,14 @@ class Format:
             raise RecordError(
                 f"format {self.dtype!r} declares only one of scale_dtype and granularity"
             )
+
+    def __str__(self) -> str:
+        """The canonical text, e.g. `int4.awq/group:128/float16/zeros`; `formats.parse` reads it."""
+        if self.granularity is None:
+            return self.dtype
+        code = f"{self.logical}.{self.packing}" if self.packing else self.logical
+        zeros = "/zeros" if self.zero_points else ""
+        return f"{code}/{self.granularity}/{self.scale_dtype}{zeros}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,12 @@ NAMES: tuple[str, ...] = (
     "paged_attention",
     "attention",
     "sampling",
+    "quantize",
+    "dequantize",
+    "quantized_linear",
+    "quantized_grouped_linear",
+    "rms_norm_quant",
+    "silu_and_mul_quant",
 )
 
 

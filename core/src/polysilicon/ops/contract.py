@@ -49,7 +49,8 @@ class Op:
             it must be traceable.
         inputs: `(problem, tokens, dtype, device) -> keyword arguments` of one call with the
             problem's shapes, for the proof before use; None where the samples must do.
-        results: dtype of each result: `input` (that of the sample) or a torch dtype's name.
+        results: dtype of each result: `input` (that of the sample), a torch dtype's name, or the
+            name of an argument whose value is the text of a format: that format's storage dtype.
         contiguous: results are contiguous whenever all tensor arguments are.
         roles: argument → role of the layouts (`Layout.role`) in which a kernel may take it packed.
         source: paper, specification or documentation that defines the op.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from polysilicon.codes import named, out_features
 from polysilicon.records import Problem
 
 if TYPE_CHECKING:
@@ -129,6 +130,41 @@ def _sampling(given: Arguments) -> Facts:
     return {"vocabulary": given["logits"].shape[-1]}
 
 
+def _quantize(given: Arguments) -> Facts:
+    return {"hidden": given["x"].shape[-1], "format": given["format"]}
+
+
+def _dequantize(given: Arguments) -> Facts:
+    from polysilicon.codes import named, out_features
+
+    stored = named(given["format"])
+    return {
+        "in": given["in_features"],
+        "out": out_features(stored, given["weight"]),
+        "format": given["format"],
+        "act_order": given["g_idx"] is not None,
+    }
+
+
+def _quantized_linear(given: Arguments) -> Facts:
+    return _dequantize({**given, "in_features": given["x"].shape[-1]}) | {
+        "bias": given["bias"] is not None,
+        "activation": given["activation"],
+    }
+
+
+def _quantized_grouped_linear(given: Arguments) -> Facts:
+    return _quantized_linear(given) | {"experts": given["offsets"].shape[0]}
+
+
+def _rms_norm_quant(given: Arguments) -> Facts:
+    return _rms_norm(given) | {"format": given["format"]}
+
+
+def _silu_and_mul_quant(given: Arguments) -> Facts:
+    return _silu_and_mul(given) | {"format": given["format"]}
+
+
 #: op → the facts of a call; a test holds the keys against `Op.keys`.
 _FACTS: dict[str, Callable[[Arguments], Facts]] = {
     "rms_norm": _rms_norm,
@@ -147,4 +183,10 @@ _FACTS: dict[str, Callable[[Arguments], Facts]] = {
     "paged_attention": _paged_attention,
     "attention": _attention,
     "sampling": _sampling,
+    "quantize": _quantize,
+    "dequantize": _dequantize,
+    "quantized_linear": _quantized_linear,
+    "quantized_grouped_linear": _quantized_grouped_linear,
+    "rms_norm_quant": _rms_norm_quant,
+    "silu_and_mul_quant": _silu_and_mul_quant,
 }

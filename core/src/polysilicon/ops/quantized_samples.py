@@ -1,0 +1,77 @@
+"""Quantised weights for the samples of the ops that take them, and calls of a problem's shape."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from polysilicon import formats
+from polysilicon.encoding import encode
+from polysilicon.ops.samples import Source
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from polysilicon.records import Problem
+
+#: (name, format, [N, K], whether groups aren't runs of inputs): each code, packing, granularity
+#: and group that checkpoints have, and sizes that fill no block.
+WEIGHTS: tuple[tuple[str, str, tuple[int, ...], bool], ...] = (
+    ("fp8 tensor", "fp8_e4m3fn/tensor", (33, 48), False),
+    ("fp8 channel", "fp8_e4m3fn/channel", (33, 47), False),
+    ("fp8 channel bfloat16 scales", "fp8_e4m3fn/channel/bfloat16", (7, 40), False),
+    ("fp8 block", "fp8_e4m3fn/block:128x128", (256, 128), False),
+    ("fp8 block not full", "fp8_e4m3fn/block:128x128", (130, 200), False),
+    ("fp8 e4m3fnuz", "fp8_e4m3fnuz/channel", (24, 32), False),
+    ("int8 tensor", "int8/tensor", (16, 32), False),
+    ("int8 channel", "int8/channel", (33, 48), False),
+    ("int8 group", "int8/group:32/float16", (17, 64), False),
+    ("gptq 32", "int4.gptq/group:32", (40, 96), False),
+    ("gptq 64", "int4.gptq/group:64", (8, 128), False),
+    ("gptq 128", "int4.gptq/group:128", (24, 256), False),
+    ("gptq one group", "int4.gptq/channel", (16, 72), False),
+    ("gptq act-order", "int4.gptq/group:32", (24, 128), True),
+    ("gptq v2", "int4.gptq_v2/group:32/bfloat16", (16, 64), False),
+    ("gptq 8 bits", "int8.gptq/group:32", (12, 64), False),
+    ("awq 128", "int4.awq/group:128", (40, 256), False),
+    ("awq 32", "int4.awq/group:32/float32", (8, 33 * 32), False),
+    ("compressed-tensors 32", "int4.compressed_tensors/group:32/bfloat16", (33, 96), False),
+    ("compressed-tensors channel", "int4.compressed_tensors/channel", (5, 43), False),
+    ("compressed-tensors zeros", "int4.compressed_tensors/group:32/float16/zeros", (19, 64), False),
+    ("compressed-tensors act-order", "int4.compressed_tensors/group:32", (19, 96), True),
+    ("compressed-tensors 8 bits", "int8.compressed_tensors/channel", (9, 38), False),
+    ("mxfp4", "mxfp4/group:32", (40, 96), False),
+)
+
+
+def weight_sample(
+    format: str, shape: tuple[int, ...], device: torch.device, *, act_order: bool = False
+) -> dict[str, Any]:
+    """weight, scale, zeros, g_idx and format of a seeded weight [..., N, K] of scale K^-1/2."""
+    stored, columns = formats.parse(format), shape[-1]
+    source = Source(torch.float32, torch.device("cpu"), seed=columns)
+    dense = source.normal(*shape, magnitude=columns**-0.5)
+    g_idx = None
+    if act_order:
+        size = formats.block_of(stored)[1]
+        order = torch.randperm(columns, generator=torch.Generator().manual_seed(columns))
+        g_idx = (order // size).int()
+    tensors = encode(stored, dense, g_idx)
+    return {name: _on(tensors.get(name), device) for name in ("weight", "scale", "zeros", "g_idx")} | {
+        "format": str(stored)
+    }
+
+
+def _on(tensor: Tensor | None, device: torch.device) -> Tensor | None:
+    return None if tensor is None else tensor.to(device)
+
+
+def problem_weight(
+    problem: Problem, device: torch.device, experts: tuple[int, ...] = ()
+) -> dict[str, Any]:
+    """weight, scale, zeros, g_idx and format of a weight with the problem's shape."""
+    format = str(problem.fact("format") or formats.FP8_CHANNEL)
+    shape = (*experts, int(problem.fact("out") or 1024), int(problem.fact("in") or 1024))
+    act_order = bool(problem.fact("act_order", False))
+    return weight_sample(format, shape, device, act_order=act_order)
