@@ -138,6 +138,7 @@ def _others() -> Iterator[str]:
 
 #: What has no docstring of its own.
 OTHERS = {
+    "formats": "The formats of quantised weights by name (`parse`), and what each stores.",
     "DTYPES": "The names of dtypes that records may use, torch's own.",
     "hookimpl": "Marks a function of a plugin's module as the answer to a hook (hooks.md).",
 }

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
+from polysilicon import formats
 from polysilicon.errors import (
     DeviceError,
     KernelError,
@@ -64,6 +65,7 @@ __all__ = [
     "ToolchainError",
     "compile_triton",
     "forced_device",
+    "formats",
     "hookimpl",
     "model_shapes",
     "pack",

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from polysilicon import formats
-from polysilicon.codes import E2M1, pack_weight, pack_zeros
+from polysilicon.codes import pack_weight, pack_zeros
 
 if TYPE_CHECKING:
     from polysilicon.records import Format
 
+#: e2m1's numbers: two bits of exponent, one of mantissa (OCP Microscaling Formats 1.0, 5.3.3).
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 #: The largest number of a code that is a number by itself.
 _LARGEST = {"fp8_e4m3fn": 448.0, "fp8_e4m3fnuz": 240.0, "int8": 127.0}
 
@@ -42,10 +44,9 @@ def encode(stored: Format, dense: Tensor, g_idx: Tensor | None = None) -> dict[s
 
 def _check_sizes(stored: Format, dense: Tensor) -> None:
     rows, columns = dense.shape[-2:]
-    wide = formats.block_of(stored)[1]
-    if stored.granularity != "tensor" and formats.block_of(stored)[0] == 1 and wide:
-        if columns % wide:
-            raise ValueError(f"{stored}: {columns} inputs are not a multiple of the group {wide}")
+    high, wide = formats.block_of(stored)
+    if high == 1 and wide and columns % wide:
+        raise ValueError(f"{stored}: {columns} inputs are not a multiple of the group {wide}")
     per_word = 32 // formats.code_of(stored).bits
     filled = {
         "gptq": (per_word, per_word),
@@ -64,7 +65,7 @@ def _plain(stored: Format, dense: Tensor) -> dict[str, Tensor]:
     high, wide = formats.block_of(stored)
     high, wide = high or rows, wide or columns
     padded = torch.nn.functional.pad(dense, (0, -columns % wide, 0, -rows % high))
-    blocks = padded.unflatten(-1, (-1, wide)).unflatten(-3, (-1, high))
+    blocks = torch.unflatten(torch.unflatten(padded, -1, (-1, wide)), -3, (-1, high))
     scale = _scale(blocks.abs().amax((-3, -1)) / _LARGEST[stored.logical], stored)
     q = blocks / scale.float()[..., :, None, :, None]
     q = q.clamp(-_LARGEST[stored.logical], _LARGEST[stored.logical])
@@ -85,7 +86,7 @@ def _words(stored: Format, dense: Tensor, g_idx: Tensor | None) -> dict[str, Ten
     most = (1 << formats.code_of(stored).bits) - 1
     size = formats.block_of(stored)[1] or columns
     groups = torch.arange(columns) // size if g_idx is None else g_idx.long()
-    by_group = dense[..., groups.argsort(stable=True)].unflatten(-1, (-1, size))
+    by_group = torch.unflatten(dense[..., groups.argsort(stable=True)], -1, (-1, size))
     low, high = by_group.amin(-1).clamp(max=0), by_group.amax(-1).clamp(min=0)
     if stored.zero_points:
         scale = _scale((high - low) / most, stored)
@@ -109,12 +110,12 @@ def _words(stored: Format, dense: Tensor, g_idx: Tensor | None) -> dict[str, Ten
 
 
 def _mxfp4(stored: Format, dense: Tensor) -> dict[str, Tensor]:
-    groups = dense.unflatten(-1, (-1, 32))
+    groups = torch.unflatten(dense, -1, (-1, 32))
     # OCP Microscaling Formats 1.0, 6.3: the exponent of the largest, less e2m1's own largest.
     exponent = groups.abs().amax(-1).clamp(min=2.0**-126).log2().floor() - 2
     exponent = exponent.clamp(-127, 127)
     wanted = torch.ldexp(groups, -exponent[..., None])
-    values = torch.tensor(E2M1)
+    values = torch.tensor(_E2M1)
     distance = (wanted.abs()[..., None] - values).abs()
     # Of two as near the even code; argmin takes the first, so odd codes are put a hair off.
     code = (distance + 1e-6 * (torch.arange(8) % 2)).argmin(-1)

@@ -9,14 +9,15 @@ A format is data (`polysilicon.api.Format`); its text is what ops take and probl
 | --- | --- | --- |
 | `fp8_e4m3fn`, `fp8_e4m3fnuz` | float8 [N, K] | q · s |
 | `int8` | int8 [N, K] | q · s |
-| `int4.gptq`, `int8.gptq` | int32 [K/p, N], p codes a word; zeros [G, N/p] stored minus one | (q − z) · s |
-| `int4.gptq_v2`, `int8.gptq_v2` | the same; zeros stored as they are | (q − z) · s |
-| `int4.awq` | int32 [K, N/8], codes in the order 0 2 4 6 1 3 5 7; zeros [G, N/8] | (q − z) · s |
-| `int4.compressed_tensors`, `int8.…` | int32 [N, K/p]; zeros [N/p, G] | (q − z) · s, z = 2^(bits−1) without zeros |
-| `mxfp4` | uint8 [N, K/32, 16], low nibble first; scales e8m0 [N, K/32] | e2m1(q) · 2^(s − 127) |
+| `int4.gptq`, `int8.gptq` | int32 [K/p, N]; zeros [G, N/p] stored minus one | (q - z) · s |
+| `int4.gptq_v2`, `int8.gptq_v2` | the same; zeros stored as they are | (q - z) · s |
+| `int4.awq` | int32 [K, N/8] in the order 0 2 4 6 1 3 5 7; zeros [G, N/8] | (q - z) · s |
+| `int4.compressed_tensors`, `int8.…` | int32 [N, K/p]; zeros [N/p, G] or none | (q - z) · s |
+| `mxfp4` | uint8 [N, K/32, 16], low half first; scales [N, K/32] | e2m1(q) · 2^(s - 127) |
 
-q, z and s are taken to float32 and q − z, then the product with s, are float32 operations. Scales lie
-as [], [N, 1], [N, G] or [N/r, K/c] (GPTQ, AWQ: [G, N]); experts put a dim E in front of everything.
+p is the number of codes a word, the lowest bits first; without zeros z is 2^(bits - 1). q, z and s
+are taken to float32; q - z and its product with s are float32 operations. Scales lie as [], [N, 1],
+[N, G] or [N/r, K/c] (GPTQ, AWQ: [G, N]); experts put a dim E in front of everything.
 Importing this module imports no torch; `polysilicon.codes` reads and writes the numbers.
 """
 
@@ -253,3 +254,40 @@ GPTQ_V2 = parse("int4.gptq_v2/group:128")
 AWQ = parse("int4.awq/group:128")
 COMPRESSED_TENSORS = parse("int4.compressed_tensors/group:128/bfloat16")
 MXFP4 = parse("mxfp4/group:32")
+
+
+def shapes(stored: Format, rows: int, columns: int) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """Argument → the shapes that its tensor may have for a weight [rows, columns], usual first."""
+    per_word = 32 // code_of(stored).bits
+    high, wide = block_of(stored)
+    groups = -(-columns // wide) if wide else 1
+    words, order = -(-columns // per_word), {"g_idx": ((columns,), (0,)), "shape": ((2,),)}
+    if stored.packing == "awq":
+        return {
+            "weight": ((columns, rows // 8),),
+            "scale": ((groups, rows),),
+            "zeros": ((groups, rows // 8),),
+        }
+    if stored.packing.startswith("gptq"):
+        return order | {
+            "weight": ((columns // per_word, rows),),
+            "scale": ((groups, rows),),
+            "zeros": ((groups, rows // per_word),),
+        }
+    if stored.packing:
+        zeros = (-(-rows // per_word), groups)
+        scale = ((rows, groups),) + (((rows,),) if groups == 1 else ())
+        return order | {"weight": ((rows, words),), "scale": scale, "zeros": (zeros,)}
+    if stored.logical == "mxfp4":
+        return {"weight": ((rows, columns // 32, 16),), "scale": ((rows, columns // 32),)}
+    scales: dict[str, tuple[tuple[int, ...], ...]] = {
+        "tensor": ((), (1,), (1, 1)),
+        "channel": ((rows, 1), (rows,)),
+        "token": ((rows, 1), (rows,)),
+    }
+    blocks = ((-(-rows // (high or rows)), groups),)
+    return {
+        "weight": ((rows, columns),),
+        "scale": scales.get(str(stored.granularity), blocks),
+        "input_scale": ((), (1,)),
+    }

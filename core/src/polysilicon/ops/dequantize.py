@@ -35,7 +35,9 @@ def reference(
     stored = named(format)
     if weight.dim() > (3 if stored.logical == "mxfp4" else 2):
         parts = [
-            reference(w, s, None if zeros is None else zeros[i], g_idx, format, in_features, w.dtype)
+            reference(
+                w, s, None if zeros is None else zeros[i], g_idx, format, in_features, w.dtype
+            )
             for i, (w, s) in enumerate(zip(weight, scale, strict=True))
         ]
         return torch.stack(parts)
@@ -77,7 +79,9 @@ def reference(
     elif stored.granularity == "tensor":
         factor = scale.reshape(()).expand(rows, in_features)
     else:
-        factor = scale.reshape(-1, max(1, scale.numel() // -(-rows // high)))[n // high, group]
+        factor = scale.reshape(-(-rows // high), -(-in_features // wide) if wide else 1)[
+            n // high, group
+        ]
     return ((code - offset).float() * factor.float()).double()
 
 

@@ -41,7 +41,7 @@ def reference(x: Tensor, scale: Tensor | None, format: str) -> tuple[Tensor, Ten
     width = x.shape[-1]
     size = formats.block_of(stored)[1] or width
     if scale is None:
-        found = [part.double().abs().amax(-1) for part in x.split(size, -1)]
+        found = [part.double().abs().amax(-1) for part in torch.split(x, size, -1)]
         scale = (torch.stack(found, -1) / LIMITS[stored.logical][1]).float()
         scale = torch.where(scale == 0, 1.0, scale)
     scale = scale.float()
@@ -100,7 +100,7 @@ def _grouped(x: Tensor, stored: Format) -> Tensor:
     size = formats.block_of(stored)[1] or max(1, x.shape[-1])
     if x.shape[-1] % size:
         x = torch.nn.functional.pad(x, (0, -x.shape[-1] % size))
-    return x.unflatten(-1, (-1, size))
+    return torch.unflatten(x, -1, (-1, size))
 
 
 def dequantized(q: Tensor, scale: Tensor, stored: Format) -> Tensor:

@@ -1,7 +1,7 @@
 """quantized_linear: x · Wᵀ + bias, where W is what a quantised checkpoint stores.
 
-Without a format of activations, x is multiplied as it is (weight-only: W8A16, W4A16). With one, x is
-quantised by `quantize` first, and the sums are of q · s of both sides.
+Without a format of activations, x is multiplied as it is (weight-only: W8A16, W4A16). With one, x
+is quantised by `quantize` first, and the sums are of q · s of both sides.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polysilicon import formats
-from polysilicon.codes import decode, named, out_features
+from polysilicon.codes import decode_to, named, out_features
 from polysilicon.ops import dequantize, quantize
 from polysilicon.ops.contract import Op, Sample
 from polysilicon.ops.quantized_samples import WEIGHTS, problem_weight, weight_sample
@@ -73,9 +73,10 @@ def torch_kernel(
     Weight-only in the dtype of `x`: bit for bit F.linear with `dequantize`'s result. Quantised
     activations are emulated: exact codes of both sides, multiplied and summed in float32.
     """
-    dense = decode(named(format), weight, scale, zeros, g_idx, x.shape[-1])
+    stored, dtype = named(format), torch.float32 if activation else x.dtype
+    dense = decode_to(dtype, stored, weight, scale, zeros, g_idx, x.shape[-1])
     if not activation:
-        return F.linear(x, dense.to(x.dtype), bias)
+        return F.linear(x, dense, bias)
     stored = named(activation)
     values = quantize.dequantized(*quantize.torch_kernel(x, input_scale, activation), stored)
     y = F.linear(values, dense, None if bias is None else bias.float())

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 WEIGHTS: tuple[tuple[str, str, tuple[int, ...], bool], ...] = (
     ("fp8 tensor", "fp8_e4m3fn/tensor", (33, 48), False),
     ("fp8 channel", "fp8_e4m3fn/channel", (33, 47), False),
+    ("fp8 without rows", "fp8_e4m3fn/channel", (0, 16), False),
     ("fp8 channel bfloat16 scales", "fp8_e4m3fn/channel/bfloat16", (7, 40), False),
     ("fp8 block", "fp8_e4m3fn/block:128x128", (256, 128), False),
     ("fp8 block not full", "fp8_e4m3fn/block:128x128", (130, 200), False),
@@ -58,9 +59,9 @@ def weight_sample(
         order = torch.randperm(columns, generator=torch.Generator().manual_seed(columns))
         g_idx = (order // size).int()
     tensors = encode(stored, dense, g_idx)
-    return {name: _on(tensors.get(name), device) for name in ("weight", "scale", "zeros", "g_idx")} | {
-        "format": str(stored)
-    }
+    return {
+        name: _on(tensors.get(name), device) for name in ("weight", "scale", "zeros", "g_idx")
+    } | {"format": str(stored)}
 
 
 def _on(tensor: Tensor | None, device: torch.device) -> Tensor | None:

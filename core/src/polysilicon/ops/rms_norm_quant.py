@@ -44,24 +44,26 @@ def torch_kernel(
 def _samples(dtype: torch.dtype, device: torch.device) -> Iterator[Sample]:
     source = Source(dtype, device)
 
-    def call(name: str, x: Tensor, weight: Tensor | None, offset: float = 0.0) -> Sample:
+    def call(
+        format: str, name: str, x: Tensor, weight: Tensor | None, offset: float = 0.0
+    ) -> Sample:
         kwargs = {"x": x, "weight": weight, "eps": 1e-6, "offset": offset, "format": format}
         return Sample(name=f"{format} {name}", kwargs=kwargs)
 
     for format in quantize.FORMATS:
         weight = source.normal(256, magnitude=0.1, mean=1.0)
         for tokens in TOKENS:
-            yield call(f"tokens {tokens}", source.normal(tokens, 256), weight)
+            yield call(format, f"tokens {tokens}", source.normal(tokens, 256), weight)
         for hidden in (1, 31, 576):
-            yield call(f"hidden {hidden}", source.normal(3, hidden), source.normal(hidden))
+            yield call(format, f"hidden {hidden}", source.normal(3, hidden), source.normal(hidden))
         for magnitude in MAGNITUDES:
             x = source.normal(2, 5, 256, magnitude=magnitude)
-            yield call(f"magnitude {magnitude}", x, weight)
+            yield call(format, f"magnitude {magnitude}", x, weight)
         for name, form in FORMS.items():
-            yield call(name, form(source.normal(5, 256)), weight)
-        yield call("no weight", source.normal(3, 192), None)
-        yield call("offset 1", source.normal(3, 256), 0.1 * weight, 1.0)
-        yield call("zeros", 0 * source.normal(3, 256), weight)
+            yield call(format, name, form(source.normal(5, 256)), weight)
+        yield call(format, "no weight", source.normal(3, 192), None)
+        yield call(format, "offset 1", source.normal(3, 256), 0.1 * weight, 1.0)
+        yield call(format, "zeros", 0 * source.normal(3, 256), weight)
 
 
 def _problem_call(

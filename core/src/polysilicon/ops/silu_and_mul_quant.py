@@ -37,18 +37,20 @@ def torch_kernel(
 def _samples(dtype: torch.dtype, device: torch.device) -> Iterator[Sample]:
     source = Source(dtype, device)
 
-    def call(name: str, x: Tensor) -> Sample:
+    def call(format: str, name: str, x: Tensor) -> Sample:
         return Sample(name=f"{format} {name}", kwargs={"x": x, "format": format})
 
     for format in quantize.FORMATS:
         for tokens in TOKENS:
-            yield call(f"tokens {tokens}", source.normal(tokens, 512))
+            yield call(format, f"tokens {tokens}", source.normal(tokens, 512))
         for width in (1, 31, 576):
-            yield call(f"width {width}", source.normal(3, 2 * width))
+            yield call(format, f"width {width}", source.normal(3, 2 * width))
         for magnitude in MAGNITUDES:
-            yield call(f"magnitude {magnitude}", source.normal(2, 5, 512, magnitude=magnitude))
+            yield call(
+                format, f"magnitude {magnitude}", source.normal(2, 5, 512, magnitude=magnitude)
+            )
         for name, form in FORMS.items():
-            yield call(name, form(source.normal(5, 512)))
+            yield call(format, name, form(source.normal(5, 512)))
 
 
 def _problem_call(

@@ -135,8 +135,6 @@ def _quantize(given: Arguments) -> Facts:
 
 
 def _dequantize(given: Arguments) -> Facts:
-    from polysilicon.codes import named, out_features
-
     stored = named(given["format"])
     return {
         "in": given["in_features"],

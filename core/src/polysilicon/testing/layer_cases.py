@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from polysilicon import formats
+from polysilicon.encoding import encode
 from polysilicon.layers import (
     Activation,
     Attention,
@@ -20,6 +22,7 @@ from polysilicon.layers import (
     Linear,
     LMHead,
     PagedBatch,
+    QuantizedLinear,
     RMSNorm,
     RotaryEmbedding,
     allocate_kv_cache,
@@ -110,6 +113,25 @@ def _transposed_linear(source: Source) -> LayerCall:
     return LayerCall(layer=layer, arguments=(_x(source),))
 
 
+def _quantized(format: str, activation: str = "") -> Callable[[Source], LayerCall]:
+    def build(source: Source) -> LayerCall:
+        width = 128  # one whole group
+        stored = formats.parse(format)
+        tensors = encode(stored, _weight(source, WIDTH, width).float().cpu())
+        names = formats.code_of(stored).names
+        layer = QuantizedLinear(
+            {names[argument][0]: tensor.to(source.device) for argument, tensor in tensors.items()},
+            stored,
+            bias=_weight(source, WIDTH),
+            activation=activation,
+            in_features=width,
+            dtype=source.dtype,
+        )
+        return LayerCall(layer=layer, arguments=(_x(source, width),))
+
+    return build
+
+
 def _mlp(source: Source) -> LayerCall:
     shapes = ((WIDTH, HIDDEN), (WIDTH, HIDDEN), (HIDDEN, WIDTH))
     gate, up, down = (Linear(_weight(source, *shape)) for shape in shapes)
@@ -185,6 +207,13 @@ LAYERS: dict[str, Callable[[Source], LayerCall]] = {
     "GatedActivation relu2": _gated("relu2"),
     "Linear": _linear,
     "Linear transposed": _transposed_linear,
+    "QuantizedLinear fp8 block": _quantized("fp8_e4m3fn/block:128x128"),
+    "QuantizedLinear fp8 dynamic": _quantized("fp8_e4m3fn/channel", "fp8_e4m3fn/token"),
+    "QuantizedLinear int8 dynamic": _quantized("int8/channel", "int8/token"),
+    "QuantizedLinear gptq": _quantized("int4.gptq/group:128"),
+    "QuantizedLinear awq": _quantized("int4.awq/group:128"),
+    "QuantizedLinear compressed-tensors": _quantized("int4.compressed_tensors/group:128"),
+    "QuantizedLinear mxfp4": _quantized("mxfp4/group:32"),
     "GatedMLP": _mlp,
     "Embedding": _embedding,
     "LMHead": _lm_head,
