@@ -23,10 +23,13 @@ _AWQ = (0, 2, 4, 6, 1, 3, 5, 7)
 _ROWS_FIRST = ("gptq", "gptq_v2", "awq")
 
 
-@functools.lru_cache(maxsize=256)
+_parse = functools.lru_cache(maxsize=256)(formats.parse)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def named(text: str) -> Format:
     """`formats.parse`, remembered: ops are called with the text."""
-    return formats.parse(text)
+    return _parse(text)
 
 
 def out_features(stored: Format, weight: Tensor) -> int:
@@ -40,10 +43,15 @@ def out_features(stored: Format, weight: Tensor) -> int:
 
 def unpack_words(words: Tensor, bits: int) -> Tensor:
     """int32 [..., W] → uint8 [..., W · 32/bits], the lowest bits of a word first."""
-    octets = words.contiguous().view(torch.uint8)
+    octets = _octets(words).flatten(-2)
     if bits == 8:
         return octets
     return torch.stack((octets & 15, octets >> 4), -1).flatten(-2)
+
+
+def _octets(words: Tensor) -> Tensor:
+    """int32 [..., W] → uint8 [..., W, 4]; the further dim is what may always be viewed so."""
+    return words.unsqueeze(-1).view(torch.uint8)
 
 
 def pack_words(codes: Tensor, bits: int) -> Tensor:
@@ -53,7 +61,8 @@ def pack_words(codes: Tensor, bits: int) -> Tensor:
     if bits == 4:
         pairs = torch.unflatten(codes, -1, (-1, 2))
         codes = pairs[..., 0] | (pairs[..., 1] << 4)
-    return codes.contiguous().view(torch.int32)
+    octets = torch.unflatten(codes, -1, (-1, 4)).clone(memory_format=torch.contiguous_format)
+    return octets.view(torch.int32).squeeze(-1)
 
 
 def unpack_weight(stored: Format, weight: Tensor, columns: int) -> Tensor:
@@ -115,7 +124,7 @@ def _awq_columns(words: Tensor) -> Tensor:
     A column's number within its word is, in bits, b2 b1 b0: b0 and b2 are those of the octet's
     number in the word and b1 says which half of the octet, so a transposition does it.
     """
-    octets = torch.unflatten(words.contiguous().view(torch.uint8), -1, (-1, 2, 2))  # K, W, b0, b2
+    octets = torch.unflatten(_octets(words), -1, (2, 2))  # K, W, b0, b2
     octets = octets.movedim(-4, -1).transpose(-2, -3).contiguous()  # W, b2, b0, K
     return torch.stack((octets & 15, octets >> 4), -3).flatten(-5, -2)
 

@@ -101,14 +101,6 @@ _OPAQUE = (
     "quantized_grouped_linear",
 )
 
-#: What is worth knowing of a portable kernel, and what it refuses.
-_NOTES = {
-    "quantized_linear": "weights become dense in each call; quantised activations are emulated in "
-    "float32",
-    "quantized_grouped_linear": "weights of experts that have tokens become dense in each call; "
-    "quantised activations are emulated in float32",
-}
-
 
 def _portable(op: str) -> Kernel:
     return Kernel(
@@ -117,7 +109,7 @@ def _portable(op: str) -> Kernel:
         target=f"polysilicon.ops.{op}:torch_kernel",
         form="opaque" if op in _OPAQUE else "traceable",
         fake=f"polysilicon.ops.{op}:{op}_fake" if op in _OPAQUE else None,
-        supports=_known_formats if "quant" in op else None,
+        supports=_SUPPORTS.get(op),
         note=_NOTES.get(op, ""),
     )
 
@@ -132,6 +124,46 @@ def _known_formats(problem: Problem) -> str | None:
     return None
 
 
+def _weight_only(problem: Problem) -> str | None:
+    if given := problem.fact("activation"):
+        return f"it multiplies activations as they are, not in {given}"
+    return _known_formats(problem)
+
+
+def _quantized_activations(problem: Problem) -> str | None:
+    if not problem.fact("activation"):
+        return "it multiplies quantised activations, and these are as they are"
+    return _known_formats(problem)
+
+
+_SUPPORTS = {
+    "quantize": _known_formats,
+    "dequantize": _known_formats,
+    "rms_norm_quant": _known_formats,
+    "silu_and_mul_quant": _known_formats,
+    "quantized_linear": _weight_only,
+    "quantized_grouped_linear": _weight_only,
+}
+
+#: What is worth knowing of a portable kernel.
+_NOTES = {
+    "quantized_linear": "the weight is made dense in each call",
+    "quantized_grouped_linear": "weights of experts that have tokens are made dense in each call",
+}
+
+
+def _emulated(op: str) -> Kernel:
+    return Kernel(
+        op=op,
+        name=f"{op}.torch_emulated",
+        target=f"polysilicon.ops.{op}:torch_kernel",
+        fake=f"polysilicon.ops.{op}:{op}_fake",
+        form="opaque",
+        supports=_quantized_activations,
+        note="emulated: what the codes of both sides mean, multiplied in float32",
+    )
+
+
 def _int8() -> Kernel:
     return Kernel(
         op="quantized_linear",
@@ -142,14 +174,17 @@ def _int8() -> Kernel:
         device="cpu",
         supports=_int8_only,
         rank=10,
-        note="int8 by int8 with int32 sums",
+        note="native: int8 by int8 with int32 sums",
     )
 
 
 def _int8_only(problem: Problem) -> str | None:
-    from polysilicon.ops.quantized_linear import int8_only
-
-    return int8_only(problem)
+    stored, given = problem.fact("format"), str(problem.fact("activation") or "")
+    if not str(stored).startswith(("int8/tensor", "int8/channel")):
+        return f"it multiplies int8 with a scale by tensor or channel, not {stored}"
+    if not given.startswith(("int8/token", "int8/tensor")):
+        return f"it multiplies int8 activations by token or tensor, not {given or 'dense ones'}"
+    return _known_formats(problem)
 
 
 def _skinny(op: str) -> Kernel:
@@ -206,6 +241,7 @@ KERNELS: tuple[Kernel, ...] = (
     *(_skinny(op) for op in ("linear", "lm_head")),
     *(_onednn(op) for op in ("linear", "lm_head")),
     *(_onednn_skinny(op) for op in ("linear", "lm_head")),
+    *(_emulated(op) for op in ("quantized_linear", "quantized_grouped_linear")),
     _int8(),
 )
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from polysilicon import formats
 from polysilicon.codes import decode_to, named, out_features
 from polysilicon.ops import dequantize, quantize
 from polysilicon.ops.contract import Op, Sample
@@ -118,20 +117,6 @@ def torch_int8_kernel(
     if bias is not None:
         y = y + bias
     return y.to(x.dtype).view(*x.shape[:-1], weight.shape[0])
-
-
-def int8_only(problem: Problem) -> str | None:
-    """Why `torch_int8_kernel` can't serve a problem."""
-    stored = formats.parse(str(problem.fact("format", "int8/channel")))
-    given = str(problem.fact("activation") or "")
-    if (stored.logical, stored.packing) != ("int8", "") or stored.granularity not in (
-        "tensor",
-        "channel",
-    ):
-        return f"it multiplies int8 with a scale by tensor or channel, not {stored}"
-    if not given.startswith(("int8/token", "int8/tensor")):
-        return f"it multiplies int8 activations by token or tensor, not {given or 'dense ones'}"
-    return None
 
 
 def activation_sample(
