@@ -99,6 +99,7 @@ _OPAQUE = (
     "sampling",
     "quantized_linear",
     "quantized_grouped_linear",
+    "moe_permute",
 )
 
 

@@ -8,6 +8,7 @@ from polysilicon.layers.linear import Linear, MergedLinear
 from polysilicon.layers.lm_head import LMHead
 from polysilicon.layers.mlp import GatedMLP
 from polysilicon.layers.norm import GatedRMSNorm, LayerNorm, RMSNorm
+from polysilicon.layers.quantized_experts import QuantizedExperts
 from polysilicon.layers.quantized_linear import QuantizedLinear
 from polysilicon.layers.rotary import RotaryEmbedding
 
@@ -25,6 +26,7 @@ __all__ = [
     "MergedLinear",
     "PagedBatch",
     "PagedContext",
+    "QuantizedExperts",
     "QuantizedLinear",
     "RMSNorm",
     "RotaryEmbedding",

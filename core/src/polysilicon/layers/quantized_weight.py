@@ -27,7 +27,7 @@ class StoredWeight:
         activation: the format in which the input is multiplied; empty for none.
         tensors: name in the checkpoint → tensor; the names are looked up in `formats.CODES`.
         in_features: K, needed where neither the tensors' shapes nor `weight_shape` tell it.
-        prefix: of the names, e.g. `gate_up_proj_`.
+        names: argument of the ops → name among `tensors`, or what is put before the usual names.
         experts: the leading dim of every tensor; None for one weight.
 
     Raises:
@@ -43,12 +43,12 @@ class StoredWeight:
         tensors: Mapping[str, Tensor],
         *,
         in_features: int | None = None,
-        prefix: str = "",
+        names: Mapping[str, str] | str = "",
         experts: int | None = None,
     ) -> None:
         self.owner, self.stored, self.activation = owner, formats.checked(stored), activation
         self.experts = experts
-        self.names = _found(owner, stored, tensors, prefix)
+        self.names = _found(owner, stored, tensors, names)
         given = {argument: tensors[name] for argument, name in self.names.items()}
         self.rows = out_features(stored, given["weight"])
         self.columns = _columns(owner, stored, given, in_features)
@@ -134,22 +134,26 @@ class StoredWeight:
 
 
 def _found(
-    owner: str, stored: Format, tensors: Mapping[str, Tensor], prefix: str
+    owner: str, stored: Format, tensors: Mapping[str, Tensor], names: Mapping[str, str] | str
 ) -> dict[str, str]:
     """Argument → the name among `tensors`."""
-    known = formats.code_of(stored).names
+    if isinstance(names, str):
+        usual = formats.code_of(stored).names
+        known = {arg: tuple(names + name for name in usual[arg]) for arg in usual}
+    else:
+        known = {argument: (name,) for argument, name in names.items()}
     found = {
-        argument: prefix + name
-        for argument, names in known.items()
-        for name in names
-        if prefix + name in tensors
+        argument: name
+        for argument, candidates in known.items()
+        for name in candidates
+        if name in tensors
     }
-    listed = ", ".join(f"{prefix}{'/'.join(names)}" for names in known.values())
+    listed = ", ".join("/".join(candidates) for candidates in known.values())
     unknown = sorted(name for name in tensors if name not in found.values())
     if unknown:
         raise ValueError(f"{owner}: {', '.join(unknown)} belong to no {stored}: it has {listed}")
     needed = {"weight", "scale"} | ({"zeros"} if stored.zero_points else set())
-    missing = sorted(prefix + known[argument][0] for argument in needed - set(found))
+    missing = sorted(known.get(argument, (argument,))[0] for argument in needed - set(found))
     if missing:
         raise ValueError(f"{owner}: {stored} needs {', '.join(missing)}: it has {listed}")
     if "zeros" in found and not stored.zero_points:

@@ -30,6 +30,7 @@ NAMES: tuple[str, ...] = (
     "dequantize",
     "quantized_linear",
     "quantized_grouped_linear",
+    "moe_permute",
     "rms_norm_quant",
     "silu_and_mul_quant",
 )

@@ -5,7 +5,7 @@ Defined in float32 steps (polysilicon.formats), then rounded once to the wanted 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,12 +13,10 @@ from torch import Tensor
 from polysilicon import formats
 from polysilicon.codes import decode, named
 from polysilicon.ops.contract import Op, Sample
-from polysilicon.ops.quantized_samples import WEIGHTS, problem_weight, weight_sample
+from polysilicon.ops.quantized_samples import WEIGHTS, weight_sample
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from polysilicon.records import Problem
 
 
 def reference(
@@ -121,18 +119,6 @@ def _samples(dtype: torch.dtype, device: torch.device) -> Iterator[Sample]:
         yield Sample(name=f"{format} of 3 experts", kwargs=kwargs)
 
 
-def _problem_call(
-    problem: Problem, tokens: int, dtype: torch.dtype, device: torch.device
-) -> dict[str, Any]:
-    """A weight of the problem's shape; the number of tokens means nothing here."""
-    del tokens
-    return {
-        **problem_weight(problem, device),
-        "in_features": int(problem.fact("in") or 1024),
-        "dtype": dtype,
-    }
-
-
 OP = Op(
     name="dequantize",
     schema=(
@@ -143,6 +129,5 @@ OP = Op(
     reference=reference,
     samples=_samples,
     tokens=len,
-    inputs=_problem_call,
     source="https://arxiv.org/abs/2210.17323",
 )

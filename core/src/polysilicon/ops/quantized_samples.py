@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +14,7 @@ from polysilicon.ops.samples import Source
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from polysilicon.records import Problem
+    from polysilicon.records import Format, Problem
 
 #: (name, format, [N, K], whether groups aren't runs of inputs): each code, packing, granularity
 #: and group that checkpoints have, and sizes that fill no block.
@@ -71,8 +72,46 @@ def _on(tensor: Tensor | None, device: torch.device) -> Tensor | None:
 def problem_weight(
     problem: Problem, device: torch.device, experts: tuple[int, ...] = ()
 ) -> dict[str, Any]:
-    """weight, scale, zeros, g_idx and format of a weight with the problem's shape."""
-    format = str(problem.fact("format") or formats.FP8_CHANNEL)
-    shape = (*experts, int(problem.fact("out") or 1024), int(problem.fact("in") or 1024))
-    act_order = bool(problem.fact("act_order", False))
-    return weight_sample(format, shape, device, act_order=act_order)
+    """weight, scale, zeros, g_idx and format of a weight with the problem's shape.
+
+    Drawn as codes, which costs no more than the memory: the weight of a model's own layer.
+    """
+    stored = formats.parse(str(problem.fact("format") or formats.FP8_CHANNEL))
+    rows, columns = int(problem.fact("out") or 1024), int(problem.fact("in") or 1024)
+    shapes = {arg: options[0] for arg, options in formats.shapes(stored, rows, columns).items()}
+    source = Source(torch.float32, device)
+    g_idx = None
+    if problem.fact("act_order", False):
+        order = torch.randperm(columns, generator=torch.Generator().manual_seed(1))
+        g_idx = (order // (formats.block_of(stored)[1] or columns)).int().to(device)
+    return {
+        "weight": _codes(source, stored, (*experts, *shapes["weight"])),
+        "scale": _scale(source, stored, (*experts, *shapes["scale"]), columns),
+        "zeros": _codes(source, stored, (*experts, *shapes["zeros"]))
+        if stored.zero_points
+        else None,
+        "g_idx": g_idx,
+        "format": str(stored),
+    }
+
+
+#: Standard deviation of the numbers of codes that are drawn evenly, zero points among them.
+_SPREAD = {"int4": 6.5, "int8": 74.0, "mxfp4": 3.0}
+
+
+def _codes(source: Source, stored: Format, shape: tuple[int, ...]) -> Tensor:
+    dtype = getattr(torch, stored.dtype)
+    if dtype.is_floating_point:
+        return source.normal(*shape).to(dtype)
+    limits = torch.iinfo(dtype)
+    return (source.integers(limits.max - limits.min + 1, *shape) + limits.min).to(dtype)
+
+
+def _scale(source: Source, stored: Format, shape: tuple[int, ...], columns: int) -> Tensor:
+    """Scales around what makes a product of normal numbers one of size one."""
+    size = columns**-0.5 / _SPREAD.get(stored.logical, 1.0)
+    if stored.logical == "mxfp4":
+        return (source.integers(2, *shape) + 126 + round(math.log2(size))).to(torch.uint8)
+    factor = 1 + 0.1 * source.normal(*shape).clamp(-3, 3)
+    scale: Tensor = (size * factor).to(getattr(torch, str(stored.scale_dtype)))
+    return scale

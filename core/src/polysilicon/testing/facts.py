@@ -155,6 +155,10 @@ def _quantized_grouped_linear(given: Arguments) -> Facts:
     return _quantized_linear(given) | {"experts": given["offsets"].shape[0]}
 
 
+def _moe_permute(given: Arguments) -> Facts:
+    return {"experts": given["experts"], "top_k": given["indices"].shape[1]}
+
+
 def _rms_norm_quant(given: Arguments) -> Facts:
     return _rms_norm(given) | {"format": given["format"]}
 
@@ -185,6 +189,7 @@ _FACTS: dict[str, Callable[[Arguments], Facts]] = {
     "dequantize": _dequantize,
     "quantized_linear": _quantized_linear,
     "quantized_grouped_linear": _quantized_grouped_linear,
+    "moe_permute": _moe_permute,
     "rms_norm_quant": _rms_norm_quant,
     "silu_and_mul_quant": _silu_and_mul_quant,
 }

@@ -22,6 +22,7 @@ from polysilicon.layers import (
     Linear,
     LMHead,
     PagedBatch,
+    QuantizedExperts,
     QuantizedLinear,
     RMSNorm,
     RotaryEmbedding,
@@ -132,6 +133,22 @@ def _quantized(format: str, activation: str = "") -> Callable[[Source], LayerCal
     return build
 
 
+def _quantized_experts(source: Source) -> LayerCall:
+    experts, width, inner = 3, 64, 32
+    tensors: dict[str, Tensor] = {}
+    for key, shape in (("gate_up_proj", (2 * inner, width)), ("down_proj", (width, inner))):
+        stored = encode(formats.MXFP4, _weight(source, experts, *shape).float().cpu())
+        tensors[f"{key}_blocks"] = stored["weight"].to(source.device)
+        tensors[f"{key}_scales"] = stored["scale"].to(source.device)
+        tensors[f"{key}_bias"] = _weight(source, experts, shape[0])
+    layer = QuantizedExperts(
+        tensors, formats.MXFP4, interleaved=True, alpha=1.702, limit=7.0, dtype=source.dtype
+    )
+    weights = source.normal(TOKENS, 2).abs()
+    arguments = (source.normal(TOKENS, width), source.integers(experts, TOKENS, 2), weights)
+    return LayerCall(layer=layer, arguments=arguments)
+
+
 def _mlp(source: Source) -> LayerCall:
     shapes = ((WIDTH, HIDDEN), (WIDTH, HIDDEN), (HIDDEN, WIDTH))
     gate, up, down = (Linear(_weight(source, *shape)) for shape in shapes)
@@ -214,6 +231,7 @@ LAYERS: dict[str, Callable[[Source], LayerCall]] = {
     "QuantizedLinear awq": _quantized("int4.awq/group:128"),
     "QuantizedLinear compressed-tensors": _quantized("int4.compressed_tensors/group:128"),
     "QuantizedLinear mxfp4": _quantized("mxfp4/group:32"),
+    "QuantizedExperts mxfp4": _quantized_experts,
     "GatedMLP": _mlp,
     "Embedding": _embedding,
     "LMHead": _lm_head,
