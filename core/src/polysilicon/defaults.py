@@ -94,6 +94,7 @@ def polysilicon_layouts(device: Device) -> Iterable[Layout]:
 
 #: Ops whose portable kernel reads sizes from tensors, which the compiler can't trace.
 _OPAQUE = (
+    "experts",
     "kv_store",
     "paged_attention",
     "sampling",

@@ -117,6 +117,7 @@ def _run(work: Work) -> None:
     if attention is not None:
         attention.record()
     replacing.replace_leaves(work)
+    replacing.replace_experts(work)
     replacing.replace_mlps(work)
     if attention is None:
         work.paged = f"the probe prompt did not run: {failure}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from polysilicon.adapt import activations, linears, mlps, norms, rotary
+from polysilicon.adapt import activations, experts, linears, mlps, norms, rotary, routers
 from polysilicon.adapt.probe import Unverified
 from polysilicon.adapt.structure import Candidate, is_leaf, label, obstacle, parameters
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 #: Why whole kinds stay.
 _LATER: dict[Kind, str] = {
-    "experts": "experts and their routers have no layer of ours yet",
     "mixer": "recurrent mixers and convolutions have no layer of ours yet",
 }
 
@@ -98,6 +97,18 @@ def _try(work: Work, candidate: Candidate, kind: Kind, recognise: Recogniser) ->
     return True
 
 
+def replace_experts(work: Work) -> None:
+    """Replaces routers and stacked experts, whose activations are ours by then."""
+    for path, module in work.modules.items():
+        candidate = work.candidate(path, module)
+        if routers.may_be_router(candidate):
+            _try(work, candidate, "experts", routers.recognise_router)
+        elif experts.may_be_experts(candidate) and _try(
+            work, candidate, "experts", experts.recognise_experts
+        ):
+            _inside(work, path)
+
+
 def replace_mlps(work: Work) -> None:
     """Merges gate and up of every gated MLP whose linears were replaced."""
     for path, module in work.modules.items():
@@ -108,8 +119,15 @@ def replace_mlps(work: Work) -> None:
             # Not an omission: its parts are ours already.
             del work.rows[path]
             continue
-        merged = work.rows[path]
-        for other, row in work.rows.items():
-            if row.kind == "activation" and other.rpartition(".")[0] == path:
-                by, op = merged.replaced_by, merged.op
-                work.rows[other] = dataclasses.replace(row, replaced_by=by, op=op)
+        _inside(work, path)
+
+
+def _inside(work: Work, path: str) -> None:
+    """The activation of a module that was replaced in one piece is computed by that piece."""
+    whole = work.rows[path]
+    for other, row in work.rows.items():
+        if row.kind == "activation" and other.rpartition(".")[0] == path:
+            by, op = whole.replaced_by, whole.op
+            work.rows[other] = dataclasses.replace(
+                row, status="replaced", replaced_by=by, op=op, reason=""
+            )

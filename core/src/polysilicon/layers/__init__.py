@@ -4,6 +4,7 @@ from polysilicon.layers.activation import Activation, GatedActivation
 from polysilicon.layers.attention import Attention, PagedBatch, PagedContext, allocate_kv_cache
 from polysilicon.layers.base import Layer
 from polysilicon.layers.embedding import Embedding
+from polysilicon.layers.experts import Experts
 from polysilicon.layers.linear import Linear, MergedLinear
 from polysilicon.layers.lm_head import LMHead
 from polysilicon.layers.mlp import GatedMLP
@@ -11,11 +12,13 @@ from polysilicon.layers.norm import GatedRMSNorm, LayerNorm, RMSNorm
 from polysilicon.layers.quantized_experts import QuantizedExperts
 from polysilicon.layers.quantized_linear import QuantizedLinear
 from polysilicon.layers.rotary import RotaryEmbedding
+from polysilicon.layers.router import Router
 
 __all__ = [
     "Activation",
     "Attention",
     "Embedding",
+    "Experts",
     "GatedActivation",
     "GatedMLP",
     "GatedRMSNorm",
@@ -30,5 +33,6 @@ __all__ = [
     "QuantizedLinear",
     "RMSNorm",
     "RotaryEmbedding",
+    "Router",
     "allocate_kv_cache",
 ]

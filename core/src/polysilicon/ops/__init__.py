@@ -22,6 +22,8 @@ NAMES: tuple[str, ...] = (
     "linear",
     "embedding",
     "lm_head",
+    "moe_router",
+    "experts",
     "kv_store",
     "paged_attention",
     "attention",

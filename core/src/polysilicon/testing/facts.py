@@ -94,6 +94,30 @@ def _lm_head(given: Arguments) -> Facts:
     }
 
 
+def _moe_router(given: Arguments) -> Facts:
+    return {
+        "experts": given["logits"].shape[-1],
+        "top_k": given["top_k"],
+        "scoring": given["scoring"],
+        "groups": given["groups"],
+        "renormalize": given["renormalize"],
+        "bias": given["bias"] is not None,
+    }
+
+
+def _experts(given: Arguments) -> Facts:
+    experts, hidden, width = given["down"].shape
+    return {
+        "experts": experts,
+        "top_k": given["indices"].shape[-1],
+        "hidden": hidden,
+        "width": width,
+        "activation": given["activation"],
+        "gated": given["gated"],
+        "bias": given["up_bias"] is not None,
+    }
+
+
 def _kv_store(given: Arguments) -> Facts:
     return {
         "kv_heads": given["k"].shape[1],
@@ -181,6 +205,8 @@ _FACTS: dict[str, Callable[[Arguments], Facts]] = {
     "linear": _linear,
     "embedding": _embedding,
     "lm_head": _lm_head,
+    "moe_router": _moe_router,
+    "experts": _experts,
     "kv_store": _kv_store,
     "paged_attention": _paged_attention,
     "attention": _attention,

@@ -14,6 +14,7 @@ from polysilicon.layers import (
     Activation,
     Attention,
     Embedding,
+    Experts,
     GatedActivation,
     GatedMLP,
     GatedRMSNorm,
@@ -26,6 +27,7 @@ from polysilicon.layers import (
     QuantizedLinear,
     RMSNorm,
     RotaryEmbedding,
+    Router,
     allocate_kv_cache,
 )
 
@@ -172,6 +174,21 @@ def _rotary(source: Source) -> LayerCall:
     return LayerCall(layer=layer, arguments=(_x(source), positions))
 
 
+def _router(source: Source) -> LayerCall:
+    layer = Router(_weight(source, 8, HIDDEN), top_k=2, renormalize=True)
+    # Which of two experts that nearly tie is chosen may differ by rounding: logits only.
+    return LayerCall(
+        layer=layer, arguments=(_x(source),), call=lambda layer, *arguments: layer(*arguments)[0]
+    )
+
+
+def _experts(source: Source) -> LayerCall:
+    layer = Experts(_weight(source, 5, 2 * WIDTH, HIDDEN), _weight(source, 5, HIDDEN, WIDTH))
+    indices = source.integers(5, TOKENS, 2)
+    arguments = (_x(source)[0], indices, source.normal(TOKENS, 2).abs())
+    return LayerCall(layer=layer, arguments=arguments)
+
+
 def _qkv(source: Source) -> tuple[Tensor, ...]:
     return tuple(source.normal(1, heads, TOKENS, HEAD) for heads in (HEADS, KV_HEADS, KV_HEADS))
 
@@ -236,6 +253,8 @@ LAYERS: dict[str, Callable[[Source], LayerCall]] = {
     "Embedding": _embedding,
     "LMHead": _lm_head,
     "RotaryEmbedding": _rotary,
+    "Router": _router,
+    "Experts": _experts,
     "Attention": _attention(),
     "Attention window": _attention(window=3, softcap=20.0),
     "Attention paged": _paged,

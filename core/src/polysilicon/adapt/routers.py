@@ -1,0 +1,242 @@
+"""Recognises routers: leaves that turn hidden states into experts and weights."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from polysilicon.adapt import structure
+from polysilicon.adapt.probe import Unverified, first_verified, generator, relative_error
+from polysilicon.layers.router import Router
+from polysilicon.ops.contract import tolerance
+from polysilicon.ops.moe_router import SCORINGS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from polysilicon.adapt.structure import Candidate
+    from polysilicon.layers.base import Layer
+
+#: Hidden states of the probes: small ones, usual ones, and some that saturate a softmax.
+_SIZES = (1e-2, 1.0, 10.0)
+_TOKENS = 24
+
+
+@dataclass(frozen=True)
+class _Results:
+    """Places of the logits, weights and experts in the module's result; logits may be absent."""
+
+    logits: int | None
+    weights: int
+    indices: int
+    length: int
+
+
+class RouterLike(Router):
+    """A router that gives its results in the order and dtypes of a model's own.
+
+    Args:
+        results: places of logits, weights and experts in the tuple; -1 for no logits.
+        dtypes: of the logits and the weights.
+        scored: gives scores where others give logits.
+        settings: see Router.
+    """
+
+    def __init__(
+        self,
+        *tensors: Any,
+        results: tuple[int, int, int],
+        dtypes: tuple[torch.dtype | None, torch.dtype],
+        scored: bool,
+        **settings: Any,
+    ) -> None:
+        super().__init__(*tensors, **settings)
+        self.results, self.scored = results, scored
+        # None: that of the hidden states, which follows the model when it is cast.
+        self.dtypes = dtypes
+
+    def forward(self, x: Tensor) -> Any:
+        """What the model's router returns."""
+        logits, weights, indices = super().forward(x)
+        if self.scored:
+            logits = self.scores(logits)
+        given = (logits, weights, indices)
+        kinds = (*self.dtypes, None)
+        found = {
+            place: value if kind is None else value.to(kind)
+            for place, value, kind in zip(self.results, given, kinds, strict=True)
+            if place >= 0
+        }
+        return tuple(found[place] for place in sorted(found))
+
+
+def may_be_router(candidate: Candidate) -> bool:
+    """A leaf with a matrix [experts, hidden] whose recorded result names experts."""
+    return _matrix(candidate) is not None and _results(candidate) is not None
+
+
+def _matrix(candidate: Candidate) -> tuple[str, Tensor] | None:
+    if not structure.is_leaf(candidate.module):
+        return None
+    own = structure.parameters(candidate.module)
+    found = [(name, value) for name, value in own.items() if value.dim() == 2]
+    return found[0] if len(found) == 1 else None
+
+
+def _results(candidate: Candidate) -> _Results | None:
+    output = None if candidate.call is None else candidate.call.output
+    if not isinstance(output, tuple) or len(output) not in (2, 3):
+        return None
+    if not all(isinstance(value, Tensor) and value.dim() == 2 for value in output):
+        return None
+    whole = [i for i, value in enumerate(output) if not value.is_floating_point()]
+    if len(whole) != 1:
+        return None
+    matrix = _matrix(candidate)
+    assert matrix is not None  # may_be_router asks for it first
+    chosen, experts = output[whole[0]].shape[1], matrix[1].shape[0]
+    floats = [i for i in range(len(output)) if i != whole[0]]
+    weights = [i for i in floats if output[i].shape[1] == chosen]
+    logits = [i for i in floats if output[i].shape[1] == experts]
+    if chosen == experts or len(weights) != 1 or len(logits) != len(floats) - 1:
+        return None
+    return _Results(logits[0] if logits else None, weights[0], whole[0], len(output))
+
+
+def recognise_router(candidate: Candidate) -> tuple[Layer, float]:
+    """Our router over the module's own weights, and the error measured.
+
+    Raises:
+        Unverified: no way to score and to choose reproduced it.
+    """
+    matrix, results = _matrix(candidate), _results(candidate)
+    assert matrix is not None  # may_be_router was asked
+    assert results is not None
+    probes = [x.to(matrix[1].device) for x in _probes(matrix[1].shape[1], candidate.dtype)]
+    try:
+        theirs = [candidate.module(x.clone()) for x in probes]
+    # Foreign code on made-up inputs: whatever it raises means "not what we took it for".
+    except Exception as error:
+        raise Unverified(f"the original raised {type(error).__name__}: {error}") from error
+    attempts = [
+        partial(_attempt, settings, results, probes, theirs, candidate.dtype)
+        for settings in _settings(candidate, matrix, results, theirs[0])
+    ]
+    return first_verified(attempts, "none of the ways to score experts that we know fits it")
+
+
+def _probes(hidden: int, dtype: torch.dtype) -> Iterator[Tensor]:
+    source = generator(3)
+    for size in _SIZES:
+        yield (torch.randn(_TOKENS, hidden, generator=source) * size).to(dtype)
+
+
+def _settings(
+    candidate: Candidate, matrix: tuple[str, Tensor], results: _Results, seen: tuple[Tensor, ...]
+) -> Iterator[dict[str, Any]]:
+    """Every way to choose that the module's tensors and numbers allow, the plainest first."""
+    module, (name, weight) = candidate.module, matrix
+    experts, top_k = weight.shape[0], seen[results.indices].shape[1]
+    held = {**structure.parameters(module), **structure.buffers(module)}
+    vectors = {key: value for key, value in held.items() if value.shape == (experts,)}
+    if len(held) - 1 != len(vectors) or len(vectors) > 2:
+        return
+    numbers = structure.numbers(module)
+    scales = dict.fromkeys([1.0, *(n for n in numbers if n > 0)])
+    wide = (False,) if weight.dtype == candidate.dtype == torch.float32 else (False, True)
+    logits = None if results.logits is None else seen[results.logits].dtype
+    for roles, form, scoring, group, renormalize, scale, scored in itertools.product(
+        _roles(list(vectors)),
+        wide,
+        SCORINGS,
+        _groups(numbers, experts, top_k),
+        (True, False),
+        scales,
+        (False, True),
+    ):
+        if (scored and results.logits is None) or (scored and scoring == "softmax_after"):
+            continue
+        bias, correction = roles
+        yield {
+            "tensors": (weight, vectors.get(bias), vectors.get(correction)),
+            "names": (name, bias or "bias_", correction or "correction_"),
+            "top_k": top_k,
+            "scoring": scoring,
+            "groups": group[0],
+            "top_groups": group[1],
+            "group_top": group[2],
+            "renormalize": renormalize,
+            "scale": scale,
+            "wide": form,
+            "scored": scored,
+            "dtypes": (logits, seen[results.weights].dtype),
+        }
+
+
+def _roles(vectors: list[str]) -> list[tuple[str, str]]:
+    """(bias of the logits, correction of the choice) by name; empty for none."""
+    if not vectors:
+        return [("", "")]
+    if len(vectors) == 1:
+        return [(vectors[0], ""), ("", vectors[0])]
+    first, second = vectors
+    return [(first, second), (second, first)]
+
+
+def _groups(numbers: list[float], experts: int, top_k: int) -> list[tuple[int, int, int]]:
+    """(groups, open groups, how many make a group's score), none first."""
+    whole = sorted({int(n) for n in numbers if n == int(n) and 1 <= n < experts})
+    found = [(1, 1, 1)]
+    for groups in whole:
+        if groups == 1 or experts % groups:
+            continue
+        for opened in whole:
+            size = experts // groups
+            if opened < groups and top_k <= size * opened:
+                found += [(groups, opened, 2), (groups, opened, 1)] if size > 1 else []
+    return found
+
+
+def _attempt(
+    settings: dict[str, Any],
+    results: _Results,
+    probes: list[Tensor],
+    theirs: list[tuple[Tensor, ...]],
+    dtype: torch.dtype,
+) -> tuple[Layer, float]:
+    given = dict(settings)
+    places = (-1 if results.logits is None else results.logits, results.weights, results.indices)
+    layer = RouterLike(*given.pop("tensors"), results=places, **given).eval()
+    weight = given["names"][0]
+    experts, hidden = getattr(layer, weight).shape
+    bound = tolerance(dtype, 4 * hidden)[0]
+    worst = 0.0
+    for x, expected in zip(probes, theirs, strict=True):
+        try:
+            ours = layer(x)
+        except (RuntimeError, TypeError) as error:  # e.g. float32 weights and shorter states
+            raise Unverified(f"the replacement raised {error}") from error
+        for place in range(results.length):
+            if place == results.indices:
+                continue
+            a, b = expected[place], ours[place]
+            if a.dtype != b.dtype:
+                raise Unverified(f"result {place} is {b.dtype} instead of {a.dtype}")
+            if place == results.weights:
+                # By expert: the order of the chosen ones is nobody's promise.
+                a = _by_expert(a, expected[results.indices], experts)
+                b = _by_expert(b, ours[results.indices], experts)
+            error = relative_error(a, b)
+            if not error <= bound:
+                raise Unverified(f"results differ by {error:.1e}, allowed {bound:.1e}")
+            worst = max(worst, error)
+    return layer, worst
+
+
+def _by_expert(weights: Tensor, indices: Tensor, experts: int) -> Tensor:
+    return weights.new_zeros(len(weights), experts).scatter(-1, indices, weights)

@@ -1,0 +1,210 @@
+"""experts: every token through the MLPs of its experts, the results weighted and summed.
+
+T tokens of width H, E experts of inner width I, k experts a token. No token is ever dropped.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from polysilicon.ops import activation as activations
+from polysilicon.ops.contract import Op, Sample
+from polysilicon.ops.samples import TOKENS, Source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+def torch_kernel(
+    x: Tensor,  # [T, H]
+    indices: Tensor,  # int64 [T, k], 0 to E - 1; E: no expert (it lies on another rank)
+    weights: Tensor,  # [T, k]
+    up: Tensor,  # [E, 2 · I, H] gate and up, or [E, I, H] without a gate
+    up_bias: Tensor | None,  # [E, 2 · I] or [E, I]
+    down: Tensor,  # [E, H, I]
+    down_bias: Tensor | None,  # [E, H]
+    activation: str,
+    gated: bool,
+    interleaved: bool,  # gate and up alternate, else the gate is the first half
+    alpha: float,  # 0: activation(gate) · up, else gate · sigmoid(alpha · gate) · (up + 1)
+    limit: float,  # 0: none, else gate ≤ limit and -limit ≤ up ≤ limit
+) -> Tensor:  # [T, H]
+    """Tokens sorted by expert, two products for each expert that has any, summed in float32."""
+    order, counts = _by_expert(indices, len(up))
+    tokens = order // max(1, indices.shape[1])
+    factors = weights.reshape(-1)[order].float()[:, None]
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    start = 0
+    for expert, count in enumerate(counts):
+        if not count:
+            continue
+        rows = slice(start, start + count)
+        inner = F.linear(x[tokens[rows]], up[expert], _row(up_bias, expert))
+        inner = _activated(inner, activation, gated, interleaved, alpha, limit)
+        y = F.linear(inner, down[expert], _row(down_bias, expert))
+        out.index_add_(0, tokens[rows], y.float() * factors[rows])
+        start += count
+    return out.to(x.dtype)
+
+
+def _row(bias: Tensor | None, expert: int) -> Tensor | None:
+    return None if bias is None else bias[expert]
+
+
+def _by_expert(indices: Tensor, experts: int) -> tuple[Tensor, list[int]]:
+    """The places of all choices sorted by expert, and how many each expert has.
+
+    Raises:
+        ValueError: an expert that does not exist was chosen.
+    """
+    flat = indices.reshape(-1)
+    if flat.numel():
+        low, high = (int(n) for n in torch.aminmax(flat))
+        if low < 0 or high > experts:
+            raise ValueError(
+                f"expert {low if low < 0 else high} was chosen for a token: there are {experts}, "
+                f"numbered from 0 ({experts} itself means none); check the router's indices"
+            )
+    counts = torch.bincount(flat, minlength=experts + 1)[:experts]
+    return torch.argsort(flat, stable=True), counts.tolist()
+
+
+def _activated(
+    x: Tensor, kind: str, gated: bool, interleaved: bool, alpha: float, limit: float
+) -> Tensor:
+    if not gated:
+        return activations.torch_kernel(x, kind)
+    gate, up = (x[..., ::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
+    if limit:
+        gate, up = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
+    if alpha:
+        return (up + 1) * (gate * torch.sigmoid(alpha * gate))
+    return activations.torch_kernel(gate, kind) * up
+
+
+def experts_fake(
+    x: Tensor,
+    indices: Tensor,
+    weights: Tensor,
+    up: Tensor,
+    up_bias: Tensor | None,
+    down: Tensor,
+    down_bias: Tensor | None,
+    activation: str,
+    gated: bool,
+    interleaved: bool,
+    alpha: float,
+    limit: float,
+) -> Tensor:
+    """Shape function of every kernel of this op."""
+    return x.new_empty(x.shape)
+
+
+def reference(
+    x: Tensor,
+    indices: Tensor,
+    weights: Tensor,
+    up: Tensor,
+    up_bias: Tensor | None,
+    down: Tensor,
+    down_bias: Tensor | None,
+    activation: str,
+    gated: bool,
+    interleaved: bool,
+    alpha: float,
+    limit: float,
+) -> Tensor:
+    """The definition in float64, one token and one of its experts at a time."""
+    out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
+    for token, (chosen, factors) in enumerate(zip(indices.tolist(), weights, strict=True)):
+        for expert, factor in zip(chosen, factors.double(), strict=True):
+            if expert == len(up):
+                continue
+            inner = up[expert].double() @ x[token].double()
+            inner = inner if up_bias is None else inner + up_bias[expert].double()
+            y = down[expert].double() @ _gate(inner, activation, gated, interleaved, alpha, limit)
+            y = y if down_bias is None else y + down_bias[expert].double()
+            out[token] += factor * y
+    return out
+
+
+def _gate(
+    x: Tensor, kind: str, gated: bool, interleaved: bool, alpha: float, limit: float
+) -> Tensor:
+    if not gated:
+        return activations.reference(x, kind)
+    gate, up = (x[::2], x[1::2]) if interleaved else (x[: len(x) // 2], x[len(x) // 2 :])
+    if limit:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    if alpha:
+        return (up + 1) * gate / (1 + (-alpha * gate).exp())
+    return activations.reference(gate, kind) * up
+
+
+def _samples(dtype: torch.dtype, device: torch.device) -> Iterator[Sample]:
+    source = Source(dtype, device)
+
+    def sample(
+        name: str,
+        tokens: int = 7,
+        experts: int = 5,
+        top_k: int = 2,
+        hidden: int = 32,
+        width: int = 24,
+        *,
+        bias: bool = False,
+        **given: Any,
+    ) -> Sample:
+        rows = 2 * width if given.get("gated", True) else width
+        usual: dict[str, Any] = {
+            "x": source.normal(tokens, hidden),
+            "indices": source.integers(experts, tokens, top_k),
+            "weights": source.normal(tokens, top_k).abs(),
+            "up": source.normal(experts, rows, hidden, magnitude=hidden**-0.5),
+            "up_bias": source.normal(experts, rows) if bias else None,
+            "down": source.normal(experts, hidden, width, magnitude=width**-0.5),
+            "down_bias": source.normal(experts, hidden) if bias else None,
+            "activation": "silu",
+            "gated": True,
+            "interleaved": False,
+            "alpha": 0.0,
+            "limit": 0.0,
+        }
+        return Sample(name=name, kwargs=usual | given)
+
+    for tokens in TOKENS:
+        yield sample(f"tokens {tokens}", tokens)
+    for experts, top_k in ((1, 1), (3, 3), (64, 6)):
+        yield sample(f"{top_k} of {experts}", experts=experts, top_k=top_k)
+    yield sample("odd sizes", hidden=33, width=17, bias=True)
+    yield sample("without a gate", gated=False, activation="relu2", bias=True)
+    yield sample("interleaved and clamped", interleaved=True, alpha=1.702, limit=0.5, bias=True)
+    yield sample("clamped", limit=0.5)
+    yield sample("all to one", indices=torch.full((7, 1), 3, device=device), top_k=1)
+    yield sample("one twice", indices=torch.ones(7, 2, dtype=torch.int64, device=device))
+    yield sample("no expert", indices=torch.tensor([[0, 5]] * 7, device=device))
+    turned = source.normal(5, 32, 48, magnitude=0.2).transpose(1, 2)
+    yield sample("weights transposed", up=turned)
+
+
+def _reduction(kwargs: Mapping[str, Any]) -> int:
+    return 4 * int(kwargs["x"].shape[-1] + kwargs["down"].shape[-1])
+
+
+OP = Op(
+    name="experts",
+    schema=(
+        "(Tensor x, Tensor indices, Tensor weights, Tensor up, Tensor? up_bias, Tensor down, "
+        "Tensor? down_bias, str activation, bool gated, bool interleaved, float alpha, "
+        "float limit) -> Tensor"
+    ),
+    keys=frozenset({"experts", "top_k", "hidden", "width", "activation", "gated", "bias"}),
+    reference=reference,
+    samples=_samples,
+    reduction=_reduction,
+    source="https://arxiv.org/abs/1701.06538",
+)
