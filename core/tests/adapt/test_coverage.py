@@ -162,7 +162,7 @@ SAMPLE: dict[str, tuple[str, bool]] = {
     "bloom": ("partly", False),  # ALiBi in its own attention code
     "cohere2": ("adapted", True),  # interleaved rotary, mean-centred norm, logit scale
     "cwm": ("adapted", True),  # llama3 rotary scaling with windows
-    "deepseek_v3": ("partly", True),  # latent attention: value heads of another size
+    "deepseek_v3": ("adapted", True),  # latent attention: value heads of another size
     "diffllama": ("adapted", False),  # two attentions in one layer, subtracted
     "exaone4": ("adapted", True),  # norms after the blocks, rotary in some layers only
     "falcon": ("partly", False),  # one key head, its own attention code
@@ -177,13 +177,13 @@ SAMPLE: dict[str, tuple[str, bool]] = {
     "gpt2": ("adapted", True),  # transposed weights, fused q, k, v
     "gpt_bigcode": ("adapted", True),  # one key head
     "gpt_neox": ("adapted", True),  # q, k, v interleaved by head, parallel residual
-    "gpt_oss": ("partly", True),  # sinks, yarn, experts
+    "gpt_oss": ("adapted", True),  # sinks, yarn, experts
     "granite": ("adapted", True),  # multipliers
     "granitemoehybrid": ("partly", False),  # recurrent mixer and experts
     "llama": ("adapted", True),
     "mamba2": ("partly", False),  # no attention
     "minicpm3": ("adapted", True),  # latent attention without experts
-    "mixtral": ("partly", True),  # experts
+    "mixtral": ("adapted", True),  # experts
     "nemotron": ("adapted", True),  # 1+w layer norm, squared ReLU
     "olmo2": ("adapted", True),  # q and k norms over the whole projection
     "opt": ("adapted", True),  # positions counted from the mask

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from polysilicon.adapt import structure
-from polysilicon.adapt.probe import Inputs, call, first_verified, generator, verify
+from polysilicon.adapt.probe import Inputs, Unverified, call, first_verified, generator, verify
 from polysilicon.layers.activation import Activation
 from polysilicon.layers.experts import Experts
 
@@ -164,7 +164,10 @@ def _rules(module: torch.nn.Module, gated: bool) -> Iterator[dict[str, Any]]:
 def _attempt(candidate: Candidate, form: dict[str, Any]) -> tuple[Layer, float]:
     given = dict(form)
     tensors = given.pop("tensors")
-    layer = ExpertsLike(*tensors, **given).eval()
+    try:
+        layer = ExpertsLike(*tensors, **given).eval()
+    except (TypeError, ValueError) as refusal:
+        raise Unverified(str(refusal)) from refusal
     width = max(tensors[0].shape[1:])
     probes = list(_probes(tensors[0], form, candidate.dtype))
     error = verify(candidate.module, layer, probes, dtype=candidate.dtype, reduction=8 * width)

@@ -60,9 +60,9 @@ class RouterLike(Router):
         # None: that of the hidden states, which follows the model when it is cast.
         self.dtypes = dtypes
 
-    def forward(self, x: Tensor) -> Any:
-        """What the model's router returns."""
-        logits, weights, indices = super().forward(x)
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """What the model's router returns; the argument after x, if any, is the correction."""
+        logits, weights, indices = super().forward(x, *args, *kwargs.values())
         if self.scored:
             logits = self.scores(logits)
         given = (logits, weights, indices)
@@ -117,17 +117,29 @@ def recognise_router(candidate: Candidate) -> tuple[Layer, float]:
     matrix, results = _matrix(candidate), _results(candidate)
     assert matrix is not None  # may_be_router was asked
     assert results is not None
+    extra = _extra(candidate, matrix[1].shape[0])
     probes = [x.to(matrix[1].device) for x in _probes(matrix[1].shape[1], candidate.dtype)]
     try:
-        theirs = [candidate.module(x.clone()) for x in probes]
+        theirs = [candidate.module(x.clone(), *extra) for x in probes]
     # Foreign code on made-up inputs: whatever it raises means "not what we took it for".
     except Exception as error:
         raise Unverified(f"the original raised {type(error).__name__}: {error}") from error
     attempts = [
-        partial(_attempt, settings, results, probes, theirs, candidate.dtype)
+        partial(_attempt, settings, results, extra, probes, theirs, candidate.dtype)
         for settings in _settings(candidate, matrix, results, theirs[0])
     ]
     return first_verified(attempts, "none of the ways to score experts that we know fits it")
+
+
+def _extra(candidate: Candidate, experts: int) -> tuple[Tensor, ...]:
+    """The correction [experts] that the model passes after the hidden states, if it does."""
+    assert candidate.call is not None  # may_be_router asks for it
+    values = (*candidate.call.args, *candidate.call.kwargs.values())[1:]
+    if not values:
+        return ()
+    if len(values) != 1 or not isinstance(values[0], Tensor) or values[0].shape != (experts,):
+        raise Unverified("it is called with more than hidden states and a correction")
+    return (values[0],)
 
 
 def _probes(hidden: int, dtype: torch.dtype) -> Iterator[Tensor]:
@@ -205,6 +217,7 @@ def _groups(numbers: list[float], experts: int, top_k: int) -> list[tuple[int, i
 def _attempt(
     settings: dict[str, Any],
     results: _Results,
+    extra: tuple[Tensor, ...],
     probes: list[Tensor],
     theirs: list[tuple[Tensor, ...]],
     dtype: torch.dtype,
@@ -218,9 +231,9 @@ def _attempt(
     worst = 0.0
     for x, expected in zip(probes, theirs, strict=True):
         try:
-            ours = layer(x)
-        except (RuntimeError, TypeError) as error:  # e.g. float32 weights and shorter states
-            raise Unverified(f"the replacement raised {error}") from error
+            ours = layer(x, *extra)
+        except (RuntimeError, TypeError) as failure:  # e.g. float32 weights and shorter states
+            raise Unverified(f"the replacement raised {failure}") from failure
         for place in range(results.length):
             if place == results.indices:
                 continue

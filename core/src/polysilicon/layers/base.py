@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from polysilicon.calling import load_target
+from polysilicon.calling import load_kernel
 from polysilicon.errors import LayoutError
 from polysilicon.notices import notice
 
@@ -73,10 +73,10 @@ class Layer(nn.Module):
     def unpack(self) -> None:
         """Makes every weight of this layer plain again, served by core's portable kernels."""
 
-    def bind_portable(self) -> None:
+    def bindportable(self) -> None:
         """Binds every op slot to core's portable kernel, as in a freshly built layer."""
         for attribute, problem in self.problems().items():
-            self.bind_kernel(attribute, _portable(problem.op))
+            self.bind_kernel(attribute, portable(problem.op))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -90,7 +90,7 @@ class Layer(nn.Module):
         for attribute, problem in self.problems().items():
             taken = self._kernel_dtypes.get(attribute)
             if taken and problem.dtype not in taken:
-                self.bind_kernel(attribute, _portable(problem.op))
+                self.bind_kernel(attribute, portable(problem.op))
                 notice_moved(problem.dtype)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class Layer(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self.bind_portable()
+        self.bindportable()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         twin = type(self).__new__(type(self))
@@ -113,8 +113,11 @@ class Layer(nn.Module):
         return twin
 
 
-def _portable(op: str) -> Any:
-    return load_target(f"polysilicon.ops.{op}:torch_kernel")
+def portable(op: str) -> Any:
+    """Core's portable PyTorch kernel of an op; as a torch.library op where it can't be traced."""
+    from polysilicon.defaults import KERNELS  # late: the records need no layers
+
+    return load_kernel(next(kernel for kernel in KERNELS if kernel.name == f"{op}.torch"))
 
 
 def notice_moved(where: object) -> None:

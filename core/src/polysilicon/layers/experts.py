@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from polysilicon.layers.base import Layer, dtype_name, kind_of
-from polysilicon.ops import experts
+from polysilicon.layers.base import Layer, dtype_name, kind_of, portable
 from polysilicon.ops.activation import canonical
 from polysilicon.records import Problem
 
@@ -66,7 +65,7 @@ class Experts(Layer):
         self.activation, self.gated, self.interleaved = canonical(activation), gated, interleaved
         self.alpha, self.limit, self.transposed = float(alpha), float(limit), transposed
         self.top_k = top_k
-        self.bind_kernel("experts", experts.torch_kernel)
+        self.bind_kernel("experts", portable("experts"))
 
     def _stacked(self) -> tuple[Tensor, Tensor]:
         up, down = getattr(self, self.names[0]), getattr(self, self.names[1])

@@ -110,9 +110,13 @@ class Router(Layer):
             "moe_router": Problem(op="moe_router", dtype=dtype, facts=facts),
         }
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[..., hidden] → logits [T, E], float32 weights [T, top_k], int64 experts [T, top_k]."""
-        weight, bias, correction = (self._tensor(i) for i in range(3))
+    def forward(self, x: Tensor, correction: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """[..., hidden] → logits [T, E], float32 weights [T, top_k], int64 experts [T, top_k].
+
+        A `correction` [E] that the caller holds takes the place of the layer's own.
+        """
+        weight, bias, own = (self._tensor(i) for i in range(3))
+        correction = own if correction is None else correction
         assert weight is not None
         x = x.reshape(-1, x.shape[-1])
         if self.wide:
