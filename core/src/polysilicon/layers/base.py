@@ -73,7 +73,7 @@ class Layer(nn.Module):
     def unpack(self) -> None:
         """Makes every weight of this layer plain again, served by core's portable kernels."""
 
-    def bindportable(self) -> None:
+    def bind_portable(self) -> None:
         """Binds every op slot to core's portable kernel, as in a freshly built layer."""
         for attribute, problem in self.problems().items():
             self.bind_kernel(attribute, portable(problem.op))
@@ -100,7 +100,7 @@ class Layer(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self.bindportable()
+        self.bind_portable()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         twin = type(self).__new__(type(self))
