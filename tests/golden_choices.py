@@ -31,7 +31,8 @@ _HEADS = {"heads": 32, "kv_heads": 8, "head_size": 128, "v_head_size": 128}
 _ATTENTION = {**_HEADS, "window": 0, "softcap": 0.0, "sinks": False, "causal": True}
 _CACHE = {"kv_heads": 8, "head_size": 128, "v_head_size": 128, "block_size": 16}
 
-#: The shapes of Llama-3-8B, and what differs in other models: a small head, a window, an odd size.
+#: The shapes of Llama-3-8B and of Qwen3-30B-A3B's experts, and what differs in other models: a
+#: small head, a window, an odd size.
 #: Each is asked for all token counts, so that decode and prefill show as ranges of tokens.
 PROBLEMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("rms_norm", _NORM),
@@ -46,6 +47,8 @@ PROBLEMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("linear", {"in": 576, "out": 1537, "bias": True}),
     ("embedding", {"vocabulary": 128256, "hidden": 4096}),
     ("lm_head", {"vocabulary": 128256, "hidden": 4096}),
+    ("moe_router", {"experts": 128, "top_k": 8, "scoring": "softmax"}),
+    ("experts", {"experts": 128, "top_k": 8, "hidden": 2048, "width": 768}),
     ("kv_store", _CACHE),
     ("paged_attention", {**_ATTENTION, "block_size": 16}),
     ("paged_attention", {**_ATTENTION, "head_size": 64, "v_head_size": 64, "block_size": 16}),

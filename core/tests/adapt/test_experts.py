@@ -12,6 +12,7 @@ import polysilicon
 from polysilicon.adapt import tiny
 from polysilicon.adapt.coverage_probes import forward_logits, token_ids
 from polysilicon.engine import Engine, SamplingParams
+from polysilicon.errors import AdaptError
 
 #: Softmax before and after the choice, sigmoid with correction and groups, biases, interleaved and
 #: clamped gates, transposed stacks, shared experts, latent attention.
@@ -86,3 +87,10 @@ def test_what_routes_otherwise_stays_with_the_reason() -> None:
     assert kept
     assert all("results differ" in row.reason for row in kept)
     assert set(kept) <= set(report.missing)
+
+
+def test_a_config_that_asks_for_router_logits_is_refused() -> None:
+    model = build("mixtral")
+    model.config.output_router_logits = True
+    with pytest.raises(AdaptError, match="output_router_logits"):
+        polysilicon.adapt(model)

@@ -28,6 +28,12 @@ def refuse(model: nn.Module) -> None:
             "the model's config asks for output_attentions, which our attention kernels never "
             "hold: set config.output_attentions = False, or run the model without adapt()"
         )
+    if getattr(model.config, "output_router_logits", False):
+        raise AdaptError(
+            "the model's config asks for output_router_logits, which Transformers takes from its "
+            "own router classes: set config.output_router_logits = False, or run the model without "
+            "adapt()"
+        )
 
 
 def _refuse_quantised(model: nn.Module) -> None:
