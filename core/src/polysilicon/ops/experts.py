@@ -18,6 +18,8 @@ from polysilicon.ops.samples import TOKENS, Source
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from polysilicon.records import Problem
+
 
 def torch_kernel(
     x: Tensor,  # [T, H]
@@ -191,6 +193,34 @@ def _samples(dtype: torch.dtype, device: torch.device) -> Iterator[Sample]:
     yield sample("weights transposed", up=turned)
 
 
+def _inputs(
+    problem: Problem, tokens: int, dtype: torch.dtype, device: torch.device
+) -> dict[str, Any]:
+    """A call with the problem's shapes; every token goes to experts of its own choice."""
+    source = Source(dtype, device)
+
+    def size(key: str, usual: int) -> int:
+        return int(problem.fact(key) or usual)
+
+    number, hidden, width = size("experts", 8), size("hidden", 256), size("width", 128)
+    gated, bias = bool(problem.fact("gated", True)), bool(problem.fact("bias", False))
+    rows, top_k = (2 * width if gated else width), size("top_k", 2)
+    return {
+        "x": source.normal(tokens, hidden),
+        "indices": source.integers(number, tokens, top_k),
+        "weights": source.normal(tokens, top_k).abs(),
+        "up": source.normal(number, rows, hidden, magnitude=hidden**-0.5),
+        "up_bias": source.normal(number, rows) if bias else None,
+        "down": source.normal(number, hidden, width, magnitude=width**-0.5),
+        "down_bias": source.normal(number, hidden) if bias else None,
+        "activation": str(problem.fact("activation") or "silu"),
+        "gated": gated,
+        "interleaved": False,
+        "alpha": 0.0,
+        "limit": 0.0,
+    }
+
+
 def _reduction(kwargs: Mapping[str, Any]) -> int:
     return 4 * int(kwargs["x"].shape[-1] + kwargs["down"].shape[-1])
 
@@ -206,5 +236,6 @@ OP = Op(
     reference=reference,
     samples=_samples,
     reduction=_reduction,
+    inputs=_inputs,
     source="https://arxiv.org/abs/1701.06538",
 )

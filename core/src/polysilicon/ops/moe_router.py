@@ -14,6 +14,8 @@ from polysilicon.ops.samples import TOKENS, Source
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from polysilicon.records import Problem
+
 #: How logits become scores. `softmax_after` chooses by the logits and takes the softmax of those
 #: that were chosen.
 SCORINGS = ("softmax", "sigmoid", "sqrt_softplus", "softmax_after")
@@ -144,6 +146,27 @@ def _samples(dtype: torch.dtype, device: torch.device) -> Iterator[Sample]:
     yield sample("bias for the choice", 6, 16, 4, scoring="sigmoid", bias=bias)
 
 
+def _inputs(
+    problem: Problem, tokens: int, dtype: torch.dtype, device: torch.device
+) -> dict[str, Any]:
+    """A call with the problem's shapes: logits apart, so that rounding changes no choice."""
+    source, experts = Source(dtype, device), int(problem.fact("experts") or 64)
+    groups = int(problem.fact("groups") or 1)
+    steps = torch.argsort(source.normal(tokens, experts).float(), -1)
+    return {
+        "logits": ((steps - experts / 2) / 4).to(dtype),
+        "bias": torch.zeros(experts, device=device) if problem.fact("bias", False) else None,
+        "top_k": int(problem.fact("top_k") or 2),
+        "scoring": str(problem.fact("scoring") or "softmax"),
+        "groups": groups,
+        # Enough open groups for any number of choices: how many are open is no fact.
+        "top_groups": groups,
+        "group_top": 1,
+        "renormalize": bool(problem.fact("renormalize", True)),
+        "scale": 1.0,
+    }
+
+
 OP = Op(
     name="moe_router",
     schema=(
@@ -153,6 +176,7 @@ OP = Op(
     keys=frozenset({"experts", "top_k", "scoring", "groups", "renormalize", "bias"}),
     reference=reference,
     samples=_samples,
+    inputs=_inputs,
     results=("float32", "int64"),
     source="https://arxiv.org/abs/2412.19437",
 )
