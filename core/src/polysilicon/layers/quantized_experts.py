@@ -12,6 +12,7 @@ from polysilicon.layers.base import dtype_name
 from polysilicon.layers.quantized_weight import QuantizedLayer, StoredWeight
 from polysilicon.ops import activation as activations
 from polysilicon.ops import moe_permute, quantized_grouped_linear
+from polysilicon.ops.experts import activated
 from polysilicon.records import Format, Problem
 
 if TYPE_CHECKING:
@@ -123,14 +124,7 @@ class QuantizedExperts(QuantizedLayer):
         return kernel(x, weight, scale, zeros, g_idx, bias, input_scale, ends, format, activation)
 
     def _activated(self, x: Tensor) -> Tensor:
-        if not self.gated:
-            return activations.torch_kernel(x, self.activation)
-        gate, up = (x[..., ::2], x[..., 1::2]) if self.interleaved else x.chunk(2, dim=-1)
-        if self.limit:
-            gate, up = gate.clamp(max=self.limit), up.clamp(min=-self.limit, max=self.limit)
-        if self.alpha:
-            return (up + 1) * (gate * torch.sigmoid(self.alpha * gate))
-        return activations.torch_kernel(gate, self.activation) * up
+        return activated(x, self.activation, self.gated, self.interleaved, self.alpha, self.limit)
 
     def dense(self, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
         """The weights [E, 2 · I, H] (or [E, I, H]) and [E, H, I] that the layer stands for."""

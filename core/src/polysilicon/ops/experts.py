@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polysilicon.ops import activation as activations
+from polysilicon.ops import moe_permute
 from polysilicon.ops.contract import Op, Sample
 from polysilicon.ops.samples import TOKENS, Source
 
@@ -36,20 +37,20 @@ def torch_kernel(
     limit: float,  # 0: none, else gate ≤ limit and -limit ≤ up ≤ limit
 ) -> Tensor:  # [T, H]
     """Tokens sorted by expert, two products for each expert that has any, summed in float32."""
-    order, counts = _by_expert(indices, len(up))
+    order, ends = moe_permute.torch_kernel(indices, len(up))
     tokens = order // max(1, indices.shape[1])
     factors = weights.reshape(-1)[order].float()[:, None]
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     start = 0
-    for expert, count in enumerate(counts):
-        if not count:
+    for expert, end in enumerate(ends.tolist()):
+        if start == end:
             continue
-        rows = slice(start, start + count)
+        rows = slice(start, end)
         inner = F.linear(x[tokens[rows]], up[expert], _row(up_bias, expert))
-        inner = _activated(inner, activation, gated, interleaved, alpha, limit)
+        inner = activated(inner, activation, gated, interleaved, alpha, limit)
         y = F.linear(inner, down[expert], _row(down_bias, expert))
         out.index_add_(0, tokens[rows], y.float() * factors[rows])
-        start += count
+        start = end
     return out.to(x.dtype)
 
 
@@ -57,27 +58,10 @@ def _row(bias: Tensor | None, expert: int) -> Tensor | None:
     return None if bias is None else bias[expert]
 
 
-def _by_expert(indices: Tensor, experts: int) -> tuple[Tensor, list[int]]:
-    """The places of all choices sorted by expert, and how many each expert has.
-
-    Raises:
-        ValueError: an expert that does not exist was chosen.
-    """
-    flat = indices.reshape(-1)
-    if flat.numel():
-        low, high = (int(n) for n in torch.aminmax(flat))
-        if low < 0 or high > experts:
-            raise ValueError(
-                f"expert {low if low < 0 else high} was chosen for a token: there are {experts}, "
-                f"numbered from 0 ({experts} itself means none); check the router's indices"
-            )
-    counts = torch.bincount(flat, minlength=experts + 1)[:experts]
-    return torch.argsort(flat, stable=True), counts.tolist()
-
-
-def _activated(
+def activated(
     x: Tensor, kind: str, gated: bool, interleaved: bool, alpha: float, limit: float
 ) -> Tensor:
+    """What lies between the two products: the activation, gated and clamped as it is asked."""
     if not gated:
         return activations.torch_kernel(x, kind)
     gate, up = (x[..., ::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
