@@ -95,6 +95,9 @@ def polysilicon_layouts(device: Device) -> Iterable[Layout]:
 #: Ops whose portable kernel reads sizes from tensors, which the compiler can't trace.
 _OPAQUE = (
     "experts",
+    "causal_conv1d",
+    "ssd",
+    "gated_delta_rule",
     "kv_store",
     "paged_attention",
     "sampling",

@@ -3,8 +3,10 @@
 from polysilicon.layers.activation import Activation, GatedActivation
 from polysilicon.layers.attention import Attention, PagedBatch, PagedContext, allocate_kv_cache
 from polysilicon.layers.base import Layer
+from polysilicon.layers.causal_conv1d import CausalConv1d
 from polysilicon.layers.embedding import Embedding
 from polysilicon.layers.experts import Experts
+from polysilicon.layers.gated_delta_rule import GatedDeltaRule
 from polysilicon.layers.linear import Linear, MergedLinear
 from polysilicon.layers.lm_head import LMHead
 from polysilicon.layers.mlp import GatedMLP
@@ -13,13 +15,16 @@ from polysilicon.layers.quantized_experts import QuantizedExperts
 from polysilicon.layers.quantized_linear import QuantizedLinear
 from polysilicon.layers.rotary import RotaryEmbedding
 from polysilicon.layers.router import Router
+from polysilicon.layers.state_space import StateSpace
 
 __all__ = [
     "Activation",
     "Attention",
+    "CausalConv1d",
     "Embedding",
     "Experts",
     "GatedActivation",
+    "GatedDeltaRule",
     "GatedMLP",
     "GatedRMSNorm",
     "LMHead",
@@ -34,5 +39,6 @@ __all__ = [
     "RMSNorm",
     "RotaryEmbedding",
     "Router",
+    "StateSpace",
     "allocate_kv_cache",
 ]

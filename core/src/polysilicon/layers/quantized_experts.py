@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from polysilicon import formats
-from polysilicon.layers.base import dtype_name
+from polysilicon.layers.base import dtype_name, portable
 from polysilicon.layers.quantized_weight import QuantizedLayer, StoredWeight
 from polysilicon.ops import activation as activations
-from polysilicon.ops import moe_permute, quantized_grouped_linear
 from polysilicon.ops.experts import activated
 from polysilicon.records import Format, Problem
 
@@ -88,9 +87,9 @@ class QuantizedExperts(QuantizedLayer):
         for key, name in self.biases.items():
             _check_bias(name, tensors[name], (self.experts, self.stored[key].rows))
         self.hold(tensors, dtype)
-        self.bind_kernel("moe_permute", moe_permute.torch_kernel)
+        self.bind_kernel("moe_permute", portable("moe_permute"))
         for product in ("up_product", "down_product"):
-            self.bind_kernel(product, quantized_grouped_linear.torch_kernel)
+            self.bind_kernel(product, portable("quantized_grouped_linear"))
 
     def problems(self) -> dict[str, Problem]:
         dtype = dtype_name(self.dtype_mark.dtype)

@@ -111,3 +111,23 @@ class Recurrent(Layer):
             )
         sequences = Sequences(batch.query_starts, batch.state_slots, batch.seen, batch.query_bound)
         return self.state, sequences
+
+    def states(
+        self, batch: int, length: int, state: Tensor | None, device: torch.device
+    ) -> tuple[Tensor, Sequences]:
+        """States and sequences of one forward: the engine's, else a copy of the caller's or zeros.
+
+        Args:
+            batch: sequences of a dense call.
+            length: tokens of each.
+            state: [batch, *state_shape()] of a dense call, None for a beginning.
+            device: where the tokens are.
+        """
+        found = self.paged(batch * length)
+        if found is not None:
+            return found
+        sequences = dense_sequences(batch, length, carried=state is not None, device=device)
+        if state is not None:
+            return state.to(self.state_dtype(), copy=True), sequences
+        shape = (batch, *self.state_shape())
+        return torch.zeros(shape, dtype=self.state_dtype(), device=device), sequences

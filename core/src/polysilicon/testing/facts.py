@@ -118,6 +118,37 @@ def _experts(given: Arguments) -> Facts:
     }
 
 
+def _causal_conv1d(given: Arguments) -> Facts:
+    channels, taps = given["weight"].shape
+    return {
+        "channels": channels,
+        "taps": taps,
+        "activation": given["activation"],
+        "bias": given["bias"] is not None,
+    }
+
+
+def _ssd(given: Arguments) -> Facts:
+    return {
+        "heads": given["x"].shape[1],
+        "head_size": given["x"].shape[2],
+        "groups": given["b"].shape[1],
+        "state": given["b"].shape[2],
+        "chunk": given["chunk"],
+    }
+
+
+def _gated_delta_rule(given: Arguments) -> Facts:
+    return {
+        "key_heads": given["k"].shape[1],
+        "value_heads": given["v"].shape[1],
+        "head_size": given["k"].shape[2],
+        "v_head_size": given["v"].shape[2],
+        "normalize": given["normalize"],
+        "chunk": given["chunk"],
+    }
+
+
 def _kv_store(given: Arguments) -> Facts:
     return {
         "kv_heads": given["k"].shape[1],
@@ -207,6 +238,9 @@ _FACTS: dict[str, Callable[[Arguments], Facts]] = {
     "lm_head": _lm_head,
     "moe_router": _moe_router,
     "experts": _experts,
+    "causal_conv1d": _causal_conv1d,
+    "ssd": _ssd,
+    "gated_delta_rule": _gated_delta_rule,
     "kv_store": _kv_store,
     "paged_attention": _paged_attention,
     "attention": _attention,

@@ -1,0 +1,100 @@
+"""Sequences laid end to end with a state each: how the kernels of recurrent ops walk over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from polysilicon.ops.samples import Source
+
+
+@dataclass(frozen=True)
+class Group:
+    """Sequences of one length, which a kernel computes at once.
+
+    Attributes:
+        tokens: int64 [sequences, length], rows of the packed tensors.
+        slots: int64 [sequences], rows of the states.
+        carried: bool [sequences], whether the state holds what came before.
+    """
+
+    tokens: Tensor
+    slots: Tensor
+    carried: Tensor
+
+    def load(self, state: Tensor) -> Tensor:
+        """The sequences' states, zero for those that begin."""
+        before = state[self.slots]
+        shape = (-1,) + (1,) * (before.dim() - 1)
+        return before.masked_fill(~self.carried.view(shape), 0)
+
+
+def groups(query_starts: Tensor, state_slots: Tensor, seen: Tensor) -> Iterator[Group]:
+    """The sequences that have tokens and a state, by length; see `layers.recurrent.Sequences`."""
+    starts, slots, before = query_starts.tolist(), state_slots.tolist(), seen.tolist()
+    found: dict[int, list[int]] = {}
+    for row, slot in enumerate(slots):
+        length = starts[row + 1] - starts[row]
+        if length and slot >= 0:
+            found.setdefault(length, []).append(row)
+    device = query_starts.device
+    for length, rows in found.items():
+        first = torch.tensor([starts[row] for row in rows], device=device)
+        yield Group(
+            tokens=first[:, None] + torch.arange(length, device=device),
+            slots=torch.tensor([slots[row] for row in rows], device=device),
+            carried=torch.tensor([before[row] > 0 for row in rows], device=device),
+        )
+
+
+#: name → lengths, slots and tokens seen before, of the sequences of one sample.
+MIXTURES: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = {
+    "nothing": ((), (), ()),
+    "one token": ((1,), (2,), (0,)),
+    "decode": ((1, 1, 1), (3, 0, 4), (7, 1, 0)),
+    "prefill": ((17,), (1,), (0,)),
+    "chunk with a past": ((65,), (0,), (9,)),
+    "mixture": ((5, 1, 1, 16, 5), (4, 2, 0, 3, 1), (0, 3, 8, 2, 1)),
+    "padding": ((4, 0, 2), (1, -1, 3), (0, 0, 5)),
+}
+SLOTS = 5
+
+
+def layout(name: str, source: Source) -> tuple[int, dict[str, object]]:
+    """Number of packed tokens and the last arguments of a recurrent op; padding adds three."""
+    lengths, slots, seen = MIXTURES[name]
+    starts = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
+
+    def integers(values: object) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=source.device)
+
+    tokens = starts[-1] + (3 if name == "padding" else 0)
+    return tokens, {
+        "query_starts": integers(starts),
+        "state_slots": integers(slots),
+        "seen": integers(seen),
+        "max_query": max(lengths, default=1),
+    }
+
+
+def decoding(tokens: int, device: torch.device) -> dict[str, object]:
+    """The last arguments of a step in which `tokens` sequences each go on by one token."""
+    ones = torch.ones(tokens, dtype=torch.int32, device=device)
+    rows = torch.arange(tokens + 1, dtype=torch.int32, device=device)
+    return {"query_starts": rows, "state_slots": rows[:-1], "seen": ones, "max_query": 1}
+
+
+def spoil(state: Tensor, name: str) -> Tensor:
+    """NaN in the states that no sequence may read: those of nobody, and of those that begin."""
+    _, slots, seen = MIXTURES[name]
+    read = {slot for slot, before in zip(slots, seen, strict=True) if before}
+    for slot in set(range(len(state))) - read:
+        state[slot] = torch.nan
+    return state
