@@ -169,17 +169,21 @@ def _attempt(candidate: Candidate, form: dict[str, Any]) -> tuple[Layer, float]:
     except (TypeError, ValueError) as refusal:
         raise Unverified(str(refusal)) from refusal
     width = max(tensors[0].shape[1:])
-    probes = list(_probes(tensors[0], form, candidate.dtype))
+    numbers = [number for number in structure.numbers(candidate.module) if number > 0]
+    probes = list(_probes(tensors[0], form, numbers, candidate.dtype))
     error = verify(candidate.module, layer, probes, dtype=candidate.dtype, reduction=8 * width)
     return layer, error
 
 
-def _probes(up: Tensor, form: dict[str, Any], dtype: torch.dtype) -> Iterator[Inputs]:
+def _probes(
+    up: Tensor, form: dict[str, Any], numbers: list[float], dtype: torch.dtype
+) -> Iterator[Inputs]:
     """Tokens of every size through all experts, unevenly, and one token alone."""
     source, (experts, *_) = generator(4), up.shape
     hidden, top_k = up.shape[1 if form["transposed"] else 2], form["top_k"]
-    for tokens in (2 * experts + 3, 1):
-        sizes = torch.tensor(_SIZES).repeat(tokens)[:tokens, None]
+    usual = (*_SIZES, *_past_limits(up, hidden, numbers, dtype))
+    for tokens in (max(2 * experts + 3, 2 * len(usual)), 1):
+        sizes = torch.tensor(usual).repeat(tokens)[:tokens, None]
         x = torch.randn(tokens, hidden, generator=source) * sizes
         indices = torch.rand(tokens, experts, generator=source).argsort(-1)[:, :top_k]
         # Half of the tokens go to the first experts, so that loads differ.
@@ -188,3 +192,18 @@ def _probes(up: Tensor, form: dict[str, Any], dtype: torch.dtype) -> Iterator[In
         values = {0: x.to(dtype), 1: indices, 2: weights.to(dtype)}
         placed = {place: values[role] for role, place in enumerate(form["places"])}
         yield call(*(placed[i].to(up.device) for i in range(3)))
+
+
+def _past_limits(
+    up: Tensor, hidden: int, numbers: list[float], dtype: torch.dtype
+) -> Iterator[float]:
+    """Sizes of hidden states that drive gate and up past each number, if that were a limit.
+
+    Small weights would never reach a clamp with usual hidden states, and a reading without one
+    would pass. Past the root of the dtype's range gate times up overflows.
+    """
+    grown = float(up.float().square().mean().sqrt()) * hidden**0.5
+    if grown == 0:
+        return
+    most = torch.finfo(dtype).max ** 0.5 / 16
+    yield from sorted({min(4 * number, most) / grown for number in numbers})

@@ -107,6 +107,8 @@ def replace_experts(work: Work) -> None:
             work, candidate, "experts", experts.recognise_experts
         ):
             _inside(work, path)
+    if any(isinstance(module, routers.RouterLike) for module in work.model.modules()):
+        work.surgery.before_forward(work.model, routers.refuse_logits)
 
 
 def replace_mlps(work: Work) -> None:

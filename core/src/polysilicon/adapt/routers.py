@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from polysilicon.adapt import structure
 from polysilicon.adapt.probe import Unverified, first_verified, generator, relative_error
+from polysilicon.errors import AdaptError
 from polysilicon.layers.router import Router
 from polysilicon.ops.contract import tolerance
 from polysilicon.ops.moe_router import SCORINGS
@@ -75,6 +77,20 @@ class RouterLike(Router):
         return tuple(found[place] for place in sorted(found))
 
 
+def refuse_logits(model: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    """Transformers records router logits off its own classes, of which the model has none now.
+
+    Raises:
+        AdaptError: the call, or the model's config, asks for them.
+    """
+    asked = kwargs.get("output_router_logits")
+    if getattr(model.config, "output_router_logits", False) if asked is None else asked:
+        raise AdaptError(
+            "output_router_logits=True was asked of an adapted model, and Transformers takes them "
+            "from its own router classes: call undo() first, or run the model without adapt()"
+        )
+
+
 def may_be_router(candidate: Candidate) -> bool:
     """A leaf with a matrix [experts, hidden] whose recorded result names experts."""
     return _matrix(candidate) is not None and _results(candidate) is not None
@@ -119,16 +135,42 @@ def recognise_router(candidate: Candidate) -> tuple[Layer, float]:
     assert results is not None
     extra = _extra(candidate, matrix[1].shape[0])
     probes = [x.to(matrix[1].device) for x in _probes(matrix[1].shape[1], candidate.dtype)]
+    with _told_apart([*_vectors(candidate, matrix[1].shape[0]).values(), *extra]):
+        try:
+            theirs = [candidate.module(x.clone(), *extra) for x in probes]
+        # Foreign code on made-up inputs: whatever it raises means "not what we took it for".
+        except Exception as error:
+            raise Unverified(f"the original raised {type(error).__name__}: {error}") from error
+        attempts = [
+            partial(_attempt, settings, results, extra, probes, theirs, candidate.dtype)
+            for settings in _settings(candidate, matrix, results, theirs[0])
+        ]
+        return first_verified(attempts, "none of the ways to score experts that we know fits it")
+
+
+def _vectors(candidate: Candidate, experts: int) -> dict[str, Tensor]:
+    """The module's own vectors of one number for each expert."""
+    module = candidate.module
+    held = {**structure.parameters(module), **structure.buffers(module)}
+    return {name: value for name, value in held.items() if value.shape == (experts,)}
+
+
+@contextmanager
+def _told_apart(vectors: list[Tensor]) -> Iterator[None]:
+    """Other values in the vectors for as long as the proof runs, then their own, to the bit.
+
+    Before training a correction is zero, and zero fits every role; weights loaded later would
+    then be read in a role that was never proved.
+    """
+    source = generator(5)
+    own = [vector.detach().clone() for vector in vectors]
     try:
-        theirs = [candidate.module(x.clone(), *extra) for x in probes]
-    # Foreign code on made-up inputs: whatever it raises means "not what we took it for".
-    except Exception as error:
-        raise Unverified(f"the original raised {type(error).__name__}: {error}") from error
-    attempts = [
-        partial(_attempt, settings, results, extra, probes, theirs, candidate.dtype)
-        for settings in _settings(candidate, matrix, results, theirs[0])
-    ]
-    return first_verified(attempts, "none of the ways to score experts that we know fits it")
+        for vector in vectors:
+            vector.data.copy_(torch.randn(vector.shape, generator=source) / 2)
+        yield
+    finally:
+        for vector, values in zip(vectors, own, strict=True):
+            vector.data.copy_(values)
 
 
 def _extra(candidate: Candidate, experts: int) -> tuple[Tensor, ...]:
@@ -139,7 +181,7 @@ def _extra(candidate: Candidate, experts: int) -> tuple[Tensor, ...]:
         return ()
     if len(values) != 1 or not isinstance(values[0], Tensor) or values[0].shape != (experts,):
         raise Unverified("it is called with more than hidden states and a correction")
-    return (values[0],)
+    return (values[0].clone(),)
 
 
 def _probes(hidden: int, dtype: torch.dtype) -> Iterator[Tensor]:
@@ -155,7 +197,7 @@ def _settings(
     module, (name, weight) = candidate.module, matrix
     experts, top_k = weight.shape[0], seen[results.indices].shape[1]
     held = {**structure.parameters(module), **structure.buffers(module)}
-    vectors = {key: value for key, value in held.items() if value.shape == (experts,)}
+    vectors = _vectors(candidate, experts)
     if len(held) - 1 != len(vectors) or len(vectors) > 2:
         return
     numbers = structure.numbers(module)

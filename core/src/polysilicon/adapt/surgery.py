@@ -49,6 +49,13 @@ class Surgery:
         parent._modules[name] = module
         self._steps.append(lambda: parent._modules.__delitem__(name))
 
+    def before_forward(
+        self, module: nn.Module, check: Callable[[nn.Module, Any, dict[str, Any]], None]
+    ) -> None:
+        """Runs `check(module, args, kwargs)` before every forward of `module`."""
+        handle = module.register_forward_pre_hook(check, with_kwargs=True)
+        self._steps.append(handle.remove)
+
     def set_attribute(self, target: object, name: str, value: Any) -> None:
         """Sets an instance attribute, e.g. a module's `forward` or a field of a config."""
         fields = vars(target)
