@@ -230,7 +230,7 @@ def _numbers(stored: Format, codes: Tensor) -> Tensor:
 
 
 def _e4m3fn(codes: Tensor) -> Tensor:
-    """codes.float(), which takes one number at a time on a CPU: 11 ms, this 2.6 for 4 million."""
+    """codes.float(), which takes one number at a time on a CPU."""
     wide = codes.view(torch.uint8).short()
     size = wide & 127
     # As for e2m1, 8 more; 127 is NaN, and so is a float16 whose exponent is all ones.

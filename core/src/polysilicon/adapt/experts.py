@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 from functools import partial
@@ -11,12 +12,20 @@ import torch
 from torch import Tensor
 
 from polysilicon.adapt import structure
-from polysilicon.adapt.probe import Inputs, Unverified, call, first_verified, generator, verify
+from polysilicon.adapt.probe import (
+    Inputs,
+    Unverified,
+    answers,
+    call,
+    first_verified,
+    generator,
+    verify_answers,
+)
 from polysilicon.layers.activation import Activation
 from polysilicon.layers.experts import Experts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from polysilicon.adapt.structure import Candidate
     from polysilicon.layers.base import Layer
@@ -85,8 +94,9 @@ def recognise_experts(candidate: Candidate) -> tuple[Layer, float]:
     Raises:
         Unverified: no reading of its weights and no activation reproduced it.
     """
-    forms = list(_forms(candidate))
-    attempts = [partial(_attempt, candidate, form) for form in forms]
+    # A stack of experts is large, and there are many forms: the module is asked once.
+    asked = functools.cache(partial(_asked, candidate))
+    attempts = [partial(_attempt, candidate, asked, form) for form in _forms(candidate)]
     return first_verified(attempts, "the shapes of its weights are not those of experts")
 
 
@@ -150,7 +160,7 @@ def _rules(module: torch.nn.Module, gated: bool) -> Iterator[dict[str, Any]]:
         yield {"activation": kind}
     if not gated:
         return
-    numbers = [n for n in structure.numbers(module) if n > 0]
+    numbers = _positive(module)
     for interleaved in (True, False):
         for kind in kinds:
             if interleaved:
@@ -161,7 +171,23 @@ def _rules(module: torch.nn.Module, gated: bool) -> Iterator[dict[str, Any]]:
             yield {"interleaved": interleaved, "alpha": alpha, "limit": limit}
 
 
-def _attempt(candidate: Candidate, form: dict[str, Any]) -> tuple[Layer, float]:
+def _positive(module: torch.nn.Module) -> list[float]:
+    """The module's numbers that may be a clamp or a factor."""
+    return [number for number in structure.numbers(module) if number > 0]
+
+
+def _asked(candidate: Candidate, up: str) -> tuple[list[Inputs], list[Any]]:
+    """The probes for a reading in which `up` names the first stack, and the module's answers."""
+    stack = structure.parameters(candidate.module)[up]
+    probes = list(_probes(candidate, stack))
+    return probes, answers(candidate.module, probes)
+
+
+def _attempt(
+    candidate: Candidate,
+    asked: Callable[[str], tuple[list[Inputs], list[Any]]],
+    form: dict[str, Any],
+) -> tuple[Layer, float]:
     given = dict(form)
     tensors = given.pop("tensors")
     try:
@@ -169,19 +195,20 @@ def _attempt(candidate: Candidate, form: dict[str, Any]) -> tuple[Layer, float]:
     except (TypeError, ValueError) as refusal:
         raise Unverified(str(refusal)) from refusal
     width = max(tensors[0].shape[1:])
-    numbers = [number for number in structure.numbers(candidate.module) if number > 0]
-    probes = list(_probes(tensors[0], form, numbers, candidate.dtype))
-    error = verify(candidate.module, layer, probes, dtype=candidate.dtype, reduction=8 * width)
-    return layer, error
+    probes, theirs = asked(form["names"][0])
+    dtype = candidate.dtype
+    return layer, verify_answers(theirs, layer, probes, dtype=dtype, reduction=8 * width)
 
 
-def _probes(
-    up: Tensor, form: dict[str, Any], numbers: list[float], dtype: torch.dtype
-) -> Iterator[Inputs]:
+def _probes(candidate: Candidate, up: Tensor) -> Iterator[Inputs]:
     """Tokens of every size through all experts, unevenly, and one token alone."""
-    source, (experts, *_) = generator(4), up.shape
-    hidden, top_k = up.shape[1 if form["transposed"] else 2], form["top_k"]
-    usual = (*_SIZES, *_past_limits(up, hidden, numbers, dtype))
+    places, dtype = _arguments(candidate), candidate.dtype
+    assert candidate.call is not None  # may_be_experts was asked
+    assert places is not None
+    values = (*candidate.call.args, *candidate.call.kwargs.values())
+    hidden, top_k = values[0].shape[1], values[1].shape[1]
+    source, experts = generator(4), up.shape[0]
+    usual = (*_SIZES, *_past_limits(up, hidden, _positive(candidate.module), dtype))
     for tokens in (max(2 * experts + 3, 2 * len(usual)), 1):
         sizes = torch.tensor(usual).repeat(tokens)[:tokens, None]
         x = torch.randn(tokens, hidden, generator=source) * sizes
@@ -189,8 +216,7 @@ def _probes(
         # Half of the tokens go to the first experts, so that loads differ.
         indices[::2] = torch.arange(top_k)
         weights = torch.rand(tokens, top_k, generator=source)
-        values = {0: x.to(dtype), 1: indices, 2: weights.to(dtype)}
-        placed = {place: values[role] for role, place in enumerate(form["places"])}
+        placed = dict(zip(places, (x.to(dtype), indices, weights.to(dtype)), strict=True))
         yield call(*(placed[i].to(up.device) for i in range(3)))
 
 

@@ -119,11 +119,37 @@ def verify(
     Raises:
         Unverified: it is beyond the tolerance of the dtype and reduction length, or one raised.
     """
+    asked = list(probes)
+    theirs = (_run("original", original, probe) for probe in asked)
+    return verify_answers(theirs, replacement, asked, dtype=dtype, reduction=reduction)
+
+
+def answers(original: Callable[..., Any], probes: Iterable[Inputs]) -> list[Any]:
+    """The original's results, for `verify_answers` of many replacements.
+
+    Raises:
+        Unverified: it raised.
+    """
+    return [_run("original", original, probe) for probe in probes]
+
+
+def verify_answers(
+    theirs: Iterable[Any],
+    replacement: Callable[..., Any],
+    probes: Iterable[Inputs],
+    *,
+    dtype: torch.dtype,
+    reduction: int = 1,
+) -> float:
+    """`verify`, against results that the original gave before.
+
+    Raises:
+        Unverified: as `verify`.
+    """
     bound = tolerance(dtype, reduction)[0]
     worst = 0.0
-    for probe in probes:
-        theirs = _run("original", original, probe)
-        error = relative_error(theirs, _run("replacement", replacement, probe))
+    for expected, probe in zip(theirs, probes, strict=True):
+        error = relative_error(expected, _run("replacement", replacement, probe))
         if not error <= bound:
             raise Unverified(f"results differ by {error:.1e} of the largest, allowed {bound:.1e}")
         worst = max(worst, error)

@@ -43,8 +43,8 @@ class RouterLike(Router):
     """A router that gives its results in the order and dtypes of a model's own.
 
     Args:
-        results: places of logits, weights and experts in the tuple; -1 for no logits.
-        dtypes: of the logits and the weights.
+        results: places of logits, weights and experts in the tuple; None for no logits.
+        dtypes: of the logits and the weights; None for no logits.
         scored: gives scores where others give logits.
         settings: see Router.
     """
@@ -52,15 +52,13 @@ class RouterLike(Router):
     def __init__(
         self,
         *tensors: Any,
-        results: tuple[int, int, int],
+        results: tuple[int | None, int, int],
         dtypes: tuple[torch.dtype | None, torch.dtype],
         scored: bool,
         **settings: Any,
     ) -> None:
         super().__init__(*tensors, **settings)
-        self.results, self.scored = results, scored
-        # None: that of the hidden states, which follows the model when it is cast.
-        self.dtypes = dtypes
+        self.results, self.dtypes, self.scored = results, dtypes, scored
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         """What the model's router returns; the argument after x, if any, is the correction."""
@@ -72,7 +70,7 @@ class RouterLike(Router):
         found = {
             place: value if kind is None else value.to(kind)
             for place, value, kind in zip(self.results, given, kinds, strict=True)
-            if place >= 0
+            if place is not None
         }
         return tuple(found[place] for place in sorted(found))
 
@@ -265,7 +263,7 @@ def _attempt(
     dtype: torch.dtype,
 ) -> tuple[Layer, float]:
     given = dict(settings)
-    places = (-1 if results.logits is None else results.logits, results.weights, results.indices)
+    places = (results.logits, results.weights, results.indices)
     layer = RouterLike(*given.pop("tensors"), results=places, **given).eval()
     weight = given["names"][0]
     experts, hidden = getattr(layer, weight).shape

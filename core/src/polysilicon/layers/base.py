@@ -55,6 +55,13 @@ class Layer(nn.Module):
         others = {slot: own for slot, own in self._kernel_dtypes.items() if slot != attribute}
         self._kernel_dtypes = others | ({attribute: dtypes} if dtypes else {})
 
+    def register_tensor(self, name: str, tensor: Tensor) -> None:
+        """Registers a Parameter as what it is, and any other tensor as a buffer."""
+        if isinstance(tensor, nn.Parameter):
+            self.register_parameter(name, tensor)
+        else:
+            self.register_buffer(name, tensor)
+
     def weights(self, attribute: str) -> dict[str, tuple[Tensor, ...]]:
         """Argument → the tensors whose rows it is, for what this layer can hold packed.
 

@@ -58,10 +58,8 @@ class Experts(Layer):
         _check(up, down, up_bias, down_bias, gated, transposed)
         self.names = names
         for name, tensor in zip(names, (up, down, up_bias, down_bias), strict=True):
-            if isinstance(tensor, nn.Parameter):
-                self.register_parameter(name, tensor)
-            elif tensor is not None:
-                self.register_buffer(name, tensor)
+            if tensor is not None:
+                self.register_tensor(name, tensor)
         self.activation, self.gated, self.interleaved = canonical(activation), gated, interleaved
         self.alpha, self.limit, self.transposed = float(alpha), float(limit), transposed
         self.top_k = top_k

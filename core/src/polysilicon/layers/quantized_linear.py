@@ -56,10 +56,10 @@ class QuantizedLinear(QuantizedLayer):
         check_vector("QuantizedLinear", "bias", bias, weight.rows)
         self.stored = {"weight": weight}
         self.hold(tensors, dtype)
-        if bias is None or isinstance(bias, nn.Parameter):
-            self.register_parameter("bias", bias)
+        if bias is None:
+            self.register_parameter("bias", None)
         else:
-            self.register_buffer("bias", bias)
+            self.register_tensor("bias", bias)
         self.bind_kernel("quantized_linear", quantized_linear.torch_kernel)
 
     @property

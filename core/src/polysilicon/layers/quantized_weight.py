@@ -234,10 +234,7 @@ class QuantizedLayer(Layer):
     def hold(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
         """Registers tensors under their names: Parameters as they are, others as buffers."""
         for name, tensor in tensors.items():
-            if isinstance(tensor, nn.Parameter):
-                self.register_parameter(name, tensor)
-            else:
-                self.register_buffer(name, tensor)
+            self.register_tensor(name, tensor)
         # Follows .to(dtype), so that problems() states the model's dtype; never saved.
         self.register_buffer("dtype_mark", torch.empty(0, dtype=dtype), persistent=False)
 

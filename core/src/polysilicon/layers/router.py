@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
 from polysilicon.layers.base import Layer, check_matrix, check_vector, dtype_name
 from polysilicon.ops import linear, moe_router
 from polysilicon.ops.moe_router import SCORINGS
@@ -15,6 +11,8 @@ from polysilicon.records import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from torch import Tensor, nn
 
 
 class Router(Layer):
@@ -78,10 +76,8 @@ class Router(Layer):
             )
         self.names = names
         for name, tensor in zip(names, (weight, bias, correction), strict=True):
-            if isinstance(tensor, nn.Parameter):
-                self.register_parameter(name, tensor)
-            elif tensor is not None:
-                self.register_buffer(name, tensor)
+            if tensor is not None:
+                self.register_tensor(name, tensor)
         self.top_k, self.scoring = top_k, scoring
         self.groups, self.top_groups, self.group_top = groups, top_groups, group_top
         self.renormalize, self.scale, self.wide = renormalize, float(scale), wide
@@ -138,10 +134,8 @@ class Router(Layer):
 
     def scores(self, logits: Tensor) -> Tensor:
         """The scores of all experts, as some models return them for the logits."""
-        wide = logits.float()
-        if self.scoring == "sqrt_softplus":
-            return F.softplus(wide).sqrt()
-        return torch.sigmoid(wide) if self.scoring == "sigmoid" else torch.softmax(wide, -1)
+        scoring = "softmax" if self.scoring == "softmax_after" else self.scoring
+        return moe_router.scores(logits.float(), scoring)
 
     def extra_repr(self) -> str:
         return f"{self.top_k} of {getattr(self, self.names[0]).shape[0]}, {self.scoring}"

@@ -36,9 +36,20 @@ def torch_kernel(
     scale: float,
 ) -> tuple[Tensor, Tensor]:  # float32 [T, top_k], int64 [T, top_k]
     """The weights and the experts of every token, the best first; all of it in float32."""
-    return _route(
-        logits.float(), bias, top_k, scoring, groups, top_groups, group_top, renormalize, scale
-    )
+    own = scores(logits.float(), scoring)
+    choice = own if bias is None else own + bias
+    if groups > 1:
+        grouped = choice.view(*choice.shape[:-1], groups, -1)
+        best = grouped.topk(group_top, dim=-1).values.sum(-1).topk(top_groups, dim=-1).indices
+        closed = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, best, False)
+        choice = grouped.masked_fill(closed[..., None], -torch.inf).flatten(-2)
+    indices = choice.topk(top_k, dim=-1).indices
+    weights = own.gather(-1, indices)
+    if scoring == "softmax_after":
+        weights = torch.softmax(weights, -1)
+    if renormalize:
+        weights = weights / (weights.sum(-1, keepdim=True) + _LEAST)
+    return weights * scale, indices
 
 
 def reference(
@@ -55,14 +66,14 @@ def reference(
     """The definition in float64, one token at a time, by sorting."""
     weights, indices = [], []
     for row in logits.double():
-        scores = _scores(row, scoring)
-        choice = scores if bias is None else scores + bias.double()
+        each = scores(row, scoring)
+        choice = each if bias is None else each + bias.double()
         size = len(row) // groups
         parts = [choice[g * size : (g + 1) * size].sort(descending=True)[0] for g in range(groups)]
         best = sorted(range(groups), key=lambda g: -float(parts[g][:group_top].sum()))[:top_groups]
         allowed = [e for e in range(len(row)) if groups == 1 or e // size in best]
         picked = sorted(allowed, key=lambda e: -float(choice[e]))[:top_k]
-        own = scores[picked]
+        own = each[picked]
         if scoring == "softmax_after":
             own = torch.softmax(own, -1)
         if renormalize:
@@ -74,7 +85,12 @@ def reference(
     return torch.stack(weights), torch.stack(indices).to(logits.device)
 
 
-def _scores(logits: Tensor, scoring: str) -> Tensor:
+def scores(logits: Tensor, scoring: str) -> Tensor:
+    """The scores by which experts are chosen, in the dtype of the logits.
+
+    Raises:
+        ValueError: there is no such scoring.
+    """
     if scoring == "softmax":
         return torch.softmax(logits, -1)
     if scoring == "sigmoid":
@@ -84,33 +100,6 @@ def _scores(logits: Tensor, scoring: str) -> Tensor:
     if scoring == "softmax_after":
         return logits
     raise ValueError(f"scoring is {scoring!r}: expected one of {', '.join(SCORINGS)}")
-
-
-def _route(
-    logits: Tensor,
-    bias: Tensor | None,
-    top_k: int,
-    scoring: str,
-    groups: int,
-    top_groups: int,
-    group_top: int,
-    renormalize: bool,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
-    scores = _scores(logits, scoring)
-    choice = scores if bias is None else scores + bias
-    if groups > 1:
-        grouped = choice.view(*choice.shape[:-1], groups, -1)
-        best = grouped.topk(group_top, dim=-1).values.sum(-1).topk(top_groups, dim=-1).indices
-        closed = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, best, False)
-        choice = grouped.masked_fill(closed[..., None], -torch.inf).flatten(-2)
-    indices = choice.topk(top_k, dim=-1).indices
-    weights = scores.gather(-1, indices)
-    if scoring == "softmax_after":
-        weights = torch.softmax(weights, -1)
-    if renormalize:
-        weights = weights / (weights.sum(-1, keepdim=True) + _LEAST)
-    return weights * scale, indices
 
 
 def _samples(dtype: torch.dtype, device: torch.device) -> Iterator[Sample]:
