@@ -71,10 +71,54 @@ class FakeForward:
         return logits
 
 
-class FakeModel(PagedModel):
-    """What the engine needs of a model, around FakeForward; `silent` ends in NaN logits."""
+class FakeRecurrence:
+    """Answers from a state a sequence alone, as FakeForward does from its cache.
 
-    def __init__(self, *, num_blocks: int = 64, block_size: int = 4, context: int = 200) -> None:
+    A broken token raises after all states have moved on, as a later layer would.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self.states = [-1] * slots
+        self.broken: set[int] = set()
+        self.calls: list[int] = []
+
+    def __call__(
+        self, batch: PagedBatch, input_ids: Tensor, position_ids: Tensor, rows: Tensor
+    ) -> Tensor:
+        assert batch.state_slots is not None
+        assert batch.seen is not None
+        ids, starts = input_ids[0].tolist(), batch.query_starts.tolist()
+        self.calls.append(len(ids))
+        used = [slot for slot in batch.state_slots.tolist() if slot >= 0]
+        assert len(set(used)) == len(used), "two sequences of a step have one state"
+        after: dict[int, int] = {}  # token of the step → the state that it left
+        for row, slot in enumerate(batch.state_slots.tolist()):
+            begin, end = starts[row : row + 2]
+            if slot < 0 or begin == end:
+                continue
+            state = self.states[slot] if batch.seen[row] else 17
+            for token in range(begin, end):
+                state = (state * 31 + ids[token] + 7) % 1_000_003
+                after[token] = state
+            self.states[slot] = state
+        if self.broken.intersection(ids):
+            raise RuntimeError("a broken token was computed")
+        logits = torch.zeros(len(rows), VOCABULARY)
+        for index, row in enumerate(rows.tolist()):
+            if row in after:
+                logits[index, after[row] % VOCABULARY] = 1.0
+        return logits
+
+
+class FakeModel(PagedModel):
+    """What the engine needs of a model, around FakeForward; `silent` ends in NaN logits.
+
+    With `states` it has no cache but so many rows of states.
+    """
+
+    def __init__(
+        self, *, num_blocks: int = 64, block_size: int = 4, context: int = 200, states: int = 0
+    ) -> None:
         self.device = find("cpu")
         self.torch_device = torch.device("cpu")
         self.dtype = torch.float32
@@ -82,8 +126,15 @@ class FakeModel(PagedModel):
         self.stop_ids = frozenset()
         self.num_blocks, self.block_size = num_blocks, block_size
         self.graphs = []
-        self.forward = FakeForward(num_blocks, block_size)
+        self.states = states
+        self.forward: FakeForward | FakeRecurrence = FakeForward(num_blocks, block_size)
+        if states:
+            self.forward = FakeRecurrence(states)
         self.silent: set[int] = set()
+
+    @property
+    def carries_state(self) -> bool:
+        return self.states > 0
 
     @property
     def rows(self) -> tuple[Row, ...]:

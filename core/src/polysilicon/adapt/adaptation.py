@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from polysilicon.adapt.surgery import Surgery
     from polysilicon.layers.attention import Attention, PagedContext
+    from polysilicon.layers.recurrent import Recurrent
 
 _MARK = "_polysilicon_adapted"
 
@@ -34,14 +35,16 @@ class Adapted:
     Attributes:
         model: the object that was passed in; its code is still Transformers'.
         report: what was replaced, and what stayed and why.
-        context: the engine's step, shared by all attention layers.
+        context: the engine's step, shared by all attention and recurrent layers.
         attention: the attention layers in the order of the model.
+        recurrent: the layers with a state a sequence, in the order of the model.
     """
 
     model: nn.Module
     report: Report
     context: PagedContext
     attention: list[Attention]
+    recurrent: list[Recurrent]
     _surgery: Surgery = field(repr=False)
 
     def undo(self) -> None:
@@ -94,7 +97,8 @@ def adapt(model: nn.Module, *, device: str | None = None) -> Adapted:
             work.surgery.undo()
             raise
     attention = [work.attention[path] for path in work.modules if path in work.attention]
-    return Adapted(model, _report(work), work.context, attention, work.surgery)
+    recurrent = list(work.recurrent.values())
+    return Adapted(model, _report(work), work.context, attention, recurrent, work.surgery)
 
 
 def _check_device(model: nn.Module, device: str) -> None:
@@ -156,13 +160,12 @@ def _prove(
         failure = proof.check_model(work.model, work.scenarios, expected, work.dtype, bound)
     if failure:
         work.keep_all(f"proved alone, but {failure}")
-    if not work.attention:
+    if not work.attention and not work.recurrent:
         known = any(row.kind == "attention" for row in work.rows.values())
         why = "none of its attention could be adapted" if known else "it has no attention"
         work.paged = work.paged or f"{why} (the report says why of each module)"
     if not work.paged:
-        layers = list(work.attention.values())
-        work.paged = proof.check_paged(work.model, work.context, layers, work.dtype, bound)
+        work.paged = proof.check_paged(work, bound)
 
 
 def _report(work: Work) -> Report:

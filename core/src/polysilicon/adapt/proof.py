@@ -8,13 +8,15 @@ import torch
 
 from polysilicon.adapt.probe import Unverified, generator
 from polysilicon.adapt.recording import PROMPT, probe_ids, run_probe
-from polysilicon.layers.attention import Attention, PagedBatch, allocate_kv_cache
+from polysilicon.layers.attention import PagedBatch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor, nn
 
     from polysilicon.adapt.recording import Scenario
-    from polysilicon.layers.attention import PagedContext
+    from polysilicon.adapt.work import Work
 
 _BLOCK = 4
 
@@ -111,43 +113,32 @@ def check_model(
     return ""
 
 
-def check_paged(
-    model: nn.Module,
-    context: PagedContext,
-    layers: list[Attention],
-    dtype: torch.dtype,
-    bound: float,
-) -> str:
+def check_paged(work: Work, bound: float) -> str:
     """Why the engine cannot run the model; empty if packed prompts give each prompt's logits.
 
-    Two prompts lie end to end in one row, as the engine lays them. Anything that mixes tokens
-    other than by our attention (a convolution, a recurrence, a bias by distance) shows here.
+    Two prompts lie end to end in one row, as the engine lays them, first all but their last
+    tokens, then those. Anything that mixes tokens other than by our attention and our states
+    (a convolution, a recurrence, a bias by distance) shows here.
     """
+    model, context = work.model, work.context
     ids = probe_ids(model, 2, PROMPT)
     lengths = (PROMPT, PROMPT - 4)
     rows = [ids[i : i + 1, :length] for i, length in enumerate(lengths)]
-    device = ids.device
     blocks = [-(-length // _BLOCK) for length in lengths]
     try:
         alone = [model(input_ids=row, use_cache=False).logits[0] for row in rows]
-        for layer in layers:
-            layer.attach_cache(
-                *allocate_kv_cache(
-                    sum(blocks) + 1,
-                    _BLOCK,
-                    layer.num_kv_heads,
-                    layer.head_dim,
-                    layer.v_head_dim,
-                    dtype=layer.dtype,
-                    device=device,
-                )
-            )
-        context.batch = _batch(lengths, blocks, device)
-        positions = torch.cat([torch.arange(length) for length in lengths]).to(device)
-        packed = model(
-            input_ids=torch.cat(rows, dim=1), position_ids=positions[None], use_cache=False
-        ).logits[0]
-        error = logits_error(alone, list(packed.split(lengths)), dtype)
+        for layer in work.attention.values():
+            layer.allocate_cache(sum(blocks) + 1, _BLOCK, device=ids.device)
+        for state in work.recurrent.values():
+            # What another sequence left there: a row that begins must not read it.
+            state.allocate_states(len(rows) + 1, device=ids.device, fill=torch.nan)
+        paged: list[list[Tensor]] = [[] for _ in rows]
+        for begin, end in ((0, -1), (-1, None)):
+            pieces = [row[0, begin:end] for row in rows]
+            starts = [len(row[0]) - 1 if begin else 0 for row in rows]
+            for kept, logits in zip(paged, _packed(work, pieces, starts, blocks), strict=True):
+                kept.append(logits)
+        error = logits_error(alone, [torch.cat(parts) for parts in paged], work.dtype)
     except Unverified as reason:
         return str(reason)
     # Model code on packed prompts may raise anything.
@@ -155,25 +146,45 @@ def check_paged(
         return f"packed prompts raised {type(error_).__name__}: {error_}"
     finally:
         context.batch = None
-        for layer in layers:
+        for layer in work.attention.values():
             layer.detach_cache()
+        for state in work.recurrent.values():
+            state.detach_state()
     return "" if error <= bound else f"packed prompts give other logits (by {error:.1e})"
 
 
-def _batch(lengths: tuple[int, ...], blocks: list[int], device: torch.device) -> PagedBatch:
-    """Block 0 stays unused, so that a table that was not read shows."""
+def _packed(
+    work: Work, pieces: list[Tensor], starts: list[int], blocks: list[int]
+) -> Sequence[Tensor]:
+    """Logits of each piece, which begins at its own position, in one step of the engine."""
+    device, lengths = pieces[0].device, [len(piece) for piece in pieces]
+    work.context.batch = _batch(lengths, starts, blocks, device)
+    where = zip(starts, lengths, strict=True)
+    positions = torch.cat([torch.arange(start, start + n) for start, n in where]).to(device)
+    logits: Tensor = work.model(
+        input_ids=torch.cat(pieces)[None], position_ids=positions[None], use_cache=False
+    ).logits[0]
+    return torch.split(logits, lengths)
+
+
+def _batch(
+    lengths: list[int], begins: list[int], blocks: list[int], device: torch.device
+) -> PagedBatch:
+    """Block 0 and state 0 stay unused, so that a table that was not read shows."""
     tables = torch.zeros(len(lengths), max(blocks), dtype=torch.int32)
     slots, start = [], 1
-    for row, (length, count) in enumerate(zip(lengths, blocks, strict=True)):
+    for row, (length, begin, count) in enumerate(zip(lengths, begins, blocks, strict=True)):
         tables[row, :count] = torch.arange(start, start + count)
-        slots.append(torch.arange(length) + start * _BLOCK)
+        slots.append(torch.arange(begin, begin + length) + start * _BLOCK)
         start += count
     starts = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    ends = [begin + length for begin, length in zip(begins, lengths, strict=True)]
     return PagedBatch(
         slots=torch.cat(slots).to(device),
         block_tables=tables.to(device),
         query_starts=starts.to(device),
-        kv_lengths=torch.tensor(lengths, dtype=torch.int32, device=device),
+        kv_lengths=torch.tensor(ends, dtype=torch.int32, device=device),
         max_query=max(lengths),
-        max_kv=max(lengths),
+        max_kv=max(ends),
+        state_slots=torch.arange(1, len(lengths) + 1, dtype=torch.int32, device=device),
     )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from polysilicon.adapt.recording import Scenario
     from polysilicon.adapt.report import Kind
+    from polysilicon.layers.recurrent import Recurrent
 
 #: Where a module stands: its parent and its name there.
 Place = tuple["nn.Module", str]
@@ -34,6 +35,8 @@ class Work:
     recording: Recording = field(default_factory=Recording)
     rows: dict[str, Row] = field(default_factory=dict)
     attention: dict[str, Attention] = field(default_factory=dict)
+    #: layers with a state: path of the mixer and what it calls → layer, in the model's order
+    recurrent: dict[str, Recurrent] = field(default_factory=dict)
     #: Why the engine can't run the model; empty if it can.
     paged: str = ""
     #: the point of the surgery that `keep_all` returns to
@@ -81,6 +84,7 @@ class Work:
         """Takes every replacement back, because of what all of them do together."""
         self.surgery.undo(self.start)
         self.attention.clear()
+        self.recurrent.clear()
         for row in list(self.rows.values()):
             if row.status == "replaced":
                 self.kept(row.path, row.kind, reason)

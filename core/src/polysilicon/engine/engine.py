@@ -46,7 +46,8 @@ class Engine:
         num_blocks: size of the cache; None takes a share of the free memory.
         max_tokens_per_step: longer prompts are computed in chunks of this size.
         compile: whether to use torch.compile; None leaves it to the device.
-        prefix_sharing: reuse the cache of equal beginnings.
+        prefix_sharing: reuse the cache of equal beginnings; None does so unless the model carries
+            a recurrent state, which no block of the cache holds. The report tells.
 
     Example:
         >>> engine = Engine(load("smollm2"))  # doctest: +SKIP
@@ -65,7 +66,7 @@ class Engine:
         num_blocks: int | None = None,
         max_tokens_per_step: int = 512,
         compile: bool | None = None,
-        prefix_sharing: bool = True,
+        prefix_sharing: bool | None = None,
     ) -> None:
         _check_sizes(
             max_batch=max_batch,
@@ -88,7 +89,13 @@ class Engine:
             )
         self._model: PagedModel = model
         self._texts = None if tokenizer is None else Texts(tokenizer)
-        self.pool = BlockPool(model.num_blocks, model.block_size, sharing=prefix_sharing)
+        if prefix_sharing and model.carries_state:
+            raise ValueError(
+                "prefix_sharing was asked for and the model carries recurrent states, which cannot "
+                "be taken up in the middle of a prompt: leave prefix_sharing out"
+            )
+        sharing = not model.carries_state if prefix_sharing is None else prefix_sharing
+        self.pool = BlockPool(model.num_blocks, model.block_size, sharing=sharing)
         compiled = model.device.compile_default if compile is None else compile
         buckets = Buckets(
             model.device.token_buckets, max_batch=max_batch, max_tokens=max_tokens_per_step
@@ -107,6 +114,7 @@ class Engine:
             block_size=model.block_size,
             max_blocks=min(self.pool.blocks_for(model.context), model.num_blocks),
             buckets=buckets if compiled else None,
+            carries_state=model.carries_state,
         )
         self._sampler = Sampler(model.vocabulary, model.dtype)
         self._sampler_bound = prepare(self._sampler, model.device)
@@ -280,6 +288,8 @@ class Engine:
             steps=totals.steps,
             num_blocks=self.pool.num_blocks,
             block_size=self.pool.block_size,
+            prefix_sharing=self.pool.sharing,
+            carries_state=self._model.carries_state,
             compiled_graphs=self._warm_graphs,
             compiled_while_serving=tuple(self._model.graphs[self._warm_graphs :]),
         )
@@ -333,12 +343,22 @@ class Engine:
             try:
                 if len(works) == 1:
                     raise error
-                sampled += self._run([work])
+                sampled += self._run_again(work)
             except Exception as own:
                 spoiled |= self._scheduler.roll_back(work)
                 output = self._finish(work.request, "error", self._failure(own))
                 failed.append(Update(request_id=work.request.id, output=output))
         return sampled, failed
+
+    def _run_again(self, work: Work) -> list[tuple[Request, int]]:
+        """Work of a failed step by itself.
+
+        Some layers have moved its state on and others have not, so that is computed anew.
+        """
+        if self._model.carries_state:
+            for piece in self._scheduler.replayed(work):
+                self._runner.run([piece])
+        return self._run([work])
 
     def _failure(self, error: Exception) -> Exception:
         """What to tell a request whose step raised: names the kernel if one is to blame."""

@@ -11,7 +11,7 @@ import torch
 from polysilicon.adapt import Adapted, adapt
 from polysilicon.devices import require_runnable, resolve
 from polysilicon.errors import AdaptError, DeviceError
-from polysilicon.layers.attention import PagedBatch, allocate_kv_cache
+from polysilicon.layers.attention import PagedBatch
 from polysilicon.loading.loader import DTYPES
 from polysilicon.loading.memory import available_bytes
 from polysilicon.prepare import prepare
@@ -67,7 +67,7 @@ class PagedModel:
         adapted = self._adapt(model, _dtype(dtype)) if own else _as_it_is(model, _dtype(dtype))
         self._model: Any = adapted.model
         self._context = adapted.context
-        self._layers = adapted.attention
+        self._attention, self._recurrent = adapted.attention, adapted.recurrent
         whole: Any = adapted.model.config
         config = whole.get_text_config()
         self.dtype: torch.dtype = next(self._model.parameters()).dtype
@@ -88,8 +88,10 @@ class PagedModel:
             with torch.inference_mode():
                 self._check_paged()
         except BaseException:
-            for layer in self._layers:
+            for layer in self._attention:
                 layer.detach_cache()
+            for state in self._recurrent:
+                state.detach_state()
             if own:
                 adapted.undo()
             raise
@@ -98,7 +100,7 @@ class PagedModel:
         self, batch: PagedBatch, input_ids: Tensor, position_ids: Tensor, rows: Tensor
     ) -> Tensor:
         """Logits of the wanted rows of one paged step."""
-        if self._layers[0].k_cache is not self._first_cache:
+        if self._context.owner is not self._token:
             raise AdaptError(
                 "another engine was built on this model and its cache took this one's place: "
                 "use one engine a model"
@@ -108,6 +110,11 @@ class PagedModel:
             return self._run(input_ids, position_ids, rows)
         finally:
             self._context.batch = None
+
+    @property
+    def carries_state(self) -> bool:
+        """Whether sequences have a state besides their keys and values."""
+        return bool(self._recurrent)
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -147,34 +154,32 @@ class PagedModel:
         return adapt(model, device=self.device.torch_device)
 
     def _allocate(self, num_blocks: int | None, max_batch: int) -> int:
-        """Gives every attention layer its cache and returns the number of blocks."""
-        per_token = sum(x.num_kv_heads * (x.head_dim + x.v_head_dim) for x in self._layers)
-        block_bytes = per_token * self.dtype.itemsize * self.block_size
+        """Gives every layer its cache or its states and returns the number of blocks."""
+        block_bytes = sum(layer.cache_bytes(self.block_size) for layer in self._attention)
+        state_bytes = max_batch * sum(layer.state_bytes() for layer in self._recurrent)
         free = free_bytes(self.device)
         if num_blocks is None:
-            wanted = max_batch * -(-self.context // self.block_size)
-            num_blocks = min(wanted, int(free * _CACHE_SHARE) // block_bytes)
-        if num_blocks < 1 or num_blocks * block_bytes > free:
+            num_blocks = max_batch * -(-self.context // self.block_size)
+            if block_bytes:
+                room = int(free * _CACHE_SHARE) - state_bytes
+                num_blocks = min(num_blocks, max(room, 0) // block_bytes)
+        needed = max(num_blocks, 1) * block_bytes + state_bytes
+        if num_blocks < 1 or needed > free:
+            states = f", {state_bytes / 1e9:.2f} GB of it states of {max_batch} sequences"
             raise DeviceError(
                 f"{self.device.name} has {free / 1e9:.2f} GB free and the KV cache needs "
-                f"{max(num_blocks, 1) * block_bytes / 1e9:.2f} GB ({max(num_blocks, 1)} blocks): "
-                "free memory, give fewer num_blocks, or choose a smaller model or dtype"
+                f"{needed / 1e9:.2f} GB ({max(num_blocks, 1)} blocks"
+                f"{states if state_bytes else ''}): free memory, give fewer num_blocks or a "
+                "smaller max_batch, or choose a smaller model or dtype"
             )
         layout = current_table().layout(self.device, "kv_block").record
-        for layer in self._layers:
-            layer.attach_cache(
-                *allocate_kv_cache(
-                    num_blocks,
-                    self.block_size,
-                    layer.num_kv_heads,
-                    layer.head_dim,
-                    layer.v_head_dim,
-                    dtype=self.dtype,
-                    device=self.torch_device,
-                    layout=layout,
-                )
+        for layer in self._attention:
+            layer.allocate_cache(
+                num_blocks, self.block_size, device=self.torch_device, layout=layout
             )
-        self._first_cache = self._layers[0].k_cache
+        for state in self._recurrent:
+            state.allocate_states(max_batch, device=self.torch_device)
+        self._token = self._context.owner = object()
         return num_blocks
 
     def _check_paged(self) -> None:
@@ -233,6 +238,7 @@ class PagedModel:
             "block_tables": torch.arange(used, dtype=torch.int32)[None],
             "query_starts": torch.tensor([0, end - start], dtype=torch.int32),
             "kv_lengths": torch.tensor([end], dtype=torch.int32),
+            "state_slots": torch.zeros(1, dtype=torch.int32),
         }
         batch = PagedBatch(
             **{name: x.to(self.torch_device) for name, x in host.items()},

@@ -25,6 +25,8 @@ class Report:
         prefilled_tokens, reused_tokens: prompt tokens computed, and found in the cache.
         recomputed_tokens: tokens computed again after preemption.
         preemptions: how often a request had to give its blocks back.
+        prefix_sharing: whether equal beginnings share their cache.
+        carries_state: whether the model has recurrent states, which rule that out.
         compiled_graphs: graphs compiled in warm-up.
         compiled_while_serving: what was compiled after it; each entry stalled a step.
     """
@@ -41,6 +43,8 @@ class Report:
     steps: int
     num_blocks: int
     block_size: int
+    prefix_sharing: bool
+    carries_state: bool
     compiled_graphs: int
     compiled_while_serving: tuple[str, ...]
 
@@ -53,6 +57,8 @@ class Report:
         )
         first = "–" if self.ttft_s is None else f"{self.ttft_s * 1000:.0f} ms"
         prompt = f"{self.prefilled_tokens} / {self.reused_tokens}"
+        if self.carries_state:
+            prompt += " (recurrent states: no prefix sharing)"
         run.add_row(self.device, str(self.tokens), first, f"{self.tokens_per_s:.1f}", prompt)
         ops = Table("op", "tokens", "kernel", "reason")
         for row in self.ops:

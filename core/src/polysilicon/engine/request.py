@@ -145,6 +145,7 @@ class Request:
     # Kept by the scheduler:
     blocks: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
+    state_slot: int = -1  # its row in the states of recurrent layers, while it runs
     computed: int = 0  # leading tokens whose keys and values are in the cache
     published: int = 0  # leading blocks that were offered for sharing
     highest: int = 0  # most tokens ever computed; below it, work is recomputation

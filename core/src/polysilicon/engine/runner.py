@@ -83,12 +83,14 @@ class Runner:
         block_size: int,
         max_blocks: int,  # of one request
         buckets: Buckets | None = None,
+        carries_state: bool = False,
     ) -> None:
         self._forward = forward
         self._device = device
         self._block_size = block_size
         self._max_kv = max_blocks * block_size
         self._buckets = buckets
+        self._carries_state = carries_state
         self._positions = np.arange(self._max_kv, dtype=np.int64)
         self._held: list[tuple[int, int, int]] = [(-1, 0, 0)] * max_batch
         self._buffers: dict[str, np.ndarray] = {
@@ -98,6 +100,7 @@ class Runner:
             "rows": np.zeros(max_batch, np.int64),
             "starts": np.zeros(max_batch + 1, np.int32),
             "lengths": np.zeros(max_batch, np.int32),
+            "states": np.zeros(max_batch, np.int32),
             "tables": np.zeros((max_batch, max_blocks), np.int32),
         }
         self._tensors = {name: torch.from_numpy(data) for name, data in self._buffers.items()}
@@ -136,6 +139,7 @@ class Runner:
             block_tables=part("tables", shape.batch),
             query_starts=part("starts", shape.batch + 1),
             kv_lengths=part("lengths", shape.batch),
+            state_slots=part("states", shape.batch) if self._carries_state else None,
             max_query=shape.max_query,
             max_kv=max_kv,
         )
@@ -146,11 +150,12 @@ class Runner:
         """Writes the step into the buffers and returns its number of tokens."""
         data, size = self._buffers, self._block_size
         ids, positions, slots, rows = data["ids"], data["positions"], data["slots"], data["rows"]
-        starts, lengths = data["starts"], data["lengths"]
+        starts, lengths, states = data["starts"], data["lengths"], data["states"]
         token = row = 0
         for index, work in enumerate(works):
             request, start, end = work.request, work.start, work.start + work.count
             self._write_table(index, work)
+            states[index] = request.state_slot
             if work.count == 1:
                 ids[token] = request.tokens[start]
                 positions[token] = start
@@ -188,4 +193,5 @@ class Runner:
         data["slots"][tokens : shape.tokens] = -1
         data["starts"][batch + 1 : shape.batch + 1] = tokens
         data["lengths"][batch : shape.batch] = 0
+        data["states"][batch : shape.batch] = -1
         data["rows"][rows : shape.rows] = 0

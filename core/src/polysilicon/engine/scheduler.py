@@ -57,6 +57,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in order of admission, which is order of arrival
         self.preemptions = 0
+        self._state_slots = list(range(max_batch))  # rows of states that no request holds
 
     def add(self, request: Request) -> None:
         """Queues a request.
@@ -135,6 +136,15 @@ class Scheduler:
         request.published = work.published
         return spoiled
 
+    def replayed(self, work: Work) -> list[Work]:
+        """The request's tokens before `work` again, in steps that sample nothing."""
+        size = self.max_tokens_per_step
+        starts = range(0, work.start, size)
+        return [
+            Work(work.request, start, min(size, work.start - start), False, work.published)
+            for start in starts
+        ]
+
     def abandon(self, works: list[Work]) -> None:
         """Undoes a planned step that was not computed: its requests start over, from the cache."""
         for work in reversed(works):
@@ -195,6 +205,7 @@ class Scheduler:
             return False
         self.waiting.popleft()
         self.running.append(request)
+        request.state_slot = self._state_slots.pop()
         pool.share(shared)
         request.blocks = shared + ([pool.claim_tail(parent)] if tail else [])
         room = pool.blocks_for(request.limit - 1) - len(request.blocks)
@@ -207,7 +218,9 @@ class Scheduler:
 
     def _free(self, request: Request) -> None:
         self.pool.release(request.blocks)
+        self._state_slots.append(request.state_slot)
         request.blocks, request.computed, request.published = [], 0, 0
+        request.state_slot = -1
 
     def _keys(self, request: Request, count: int) -> list[bytes]:
         """The request's chain of block keys, `count` or more of them."""

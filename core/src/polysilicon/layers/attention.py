@@ -66,9 +66,11 @@ class PagedBatch:
 
 @dataclass
 class PagedContext:
-    """What all attention layers of a model share: the step that the engine is running, if any."""
+    """What layers with a cache or a state share: the step that the engine runs, if any."""
 
     batch: PagedBatch | None = None
+    #: Who attached the caches and states that the layers hold now.
+    owner: object | None = None
 
 
 class Attention(Layer):
@@ -179,6 +181,27 @@ class Attention(Layer):
                 )
         object.__setattr__(self, "k_cache", k_cache)
         object.__setattr__(self, "v_cache", v_cache)
+
+    def cache_bytes(self, block_size: int) -> int:
+        """Bytes of one block of the cache."""
+        return (
+            self.num_kv_heads
+            * (self.head_dim + self.v_head_dim)
+            * (self.dtype.itemsize * block_size)
+        )
+
+    def allocate_cache(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        device: torch.device | str = "cpu",
+        layout: Layout | None = None,
+    ) -> None:
+        """Makes a cache of the layer's dtype and attaches it; see `allocate_kv_cache`."""
+        sizes = (num_blocks, block_size, self.num_kv_heads, self.head_dim, self.v_head_dim)
+        caches = allocate_kv_cache(*sizes, dtype=self.dtype, device=device, layout=layout)
+        self.attach_cache(*caches)
 
     def detach_cache(self) -> None:
         """Drops the cache; the layer then works outside the engine only."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -85,6 +86,17 @@ class Recurrent(Layer):
                 f"{self.state_dtype()}"
             )
         object.__setattr__(self, "state", state)
+
+    def state_bytes(self) -> int:
+        """Bytes of the state of one sequence."""
+        return math.prod(self.state_shape()) * self.state_dtype().itemsize
+
+    def allocate_states(
+        self, slots: int, *, device: torch.device | str = "cpu", fill: float = 0.0
+    ) -> None:
+        """Makes the states of `slots` sequences and attaches them."""
+        shape = (slots, *self.state_shape())
+        self.attach_state(torch.full(shape, fill, dtype=self.state_dtype(), device=device))
 
     def detach_state(self) -> None:
         """Drops the states; the layer then works outside the engine only."""
