@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -292,3 +293,22 @@ def test_layout_of_other_dims_is_refused() -> None:
 def test_empty_cache_is_refused() -> None:
     with pytest.raises(ValueError, match="0 blocks"):
         allocate_kv_cache(0, 4, 2, 16)
+
+
+def test_a_layer_that_shares_stores_nothing_and_reads_its_owners_cache() -> None:
+    owner, reader = _layer(), Attention(HEADS, KV_HEADS, SIZE, scale=0.25)
+    reader.share_cache(owner)
+    for layer in (owner, reader):
+        layer.allocate_cache(16, BLOCK)
+    assert reader.k_cache is None
+    assert owner.cache_bytes(BLOCK) == BLOCK * KV_HEADS * 2 * SIZE * 4
+    assert reader.cache_bytes(BLOCK) == 0
+    twin = copy.deepcopy(torch.nn.ModuleList([owner, reader]))
+    assert twin[1].cache_owner is twin[0]
+
+
+def test_layers_of_other_sizes_share_no_cache() -> None:
+    wide = Attention(4, 2, 64, scale=1.0, name="wide")
+    narrow = Attention(4, 2, 32, scale=1.0, name="narrow")
+    with pytest.raises(ValueError, match=r"'narrow' has key heads and sizes \(2, 32, 32\).*'wide'"):
+        narrow.share_cache(wide)

@@ -13,6 +13,7 @@ from polysilicon.adapt.attention import build_attention, check_mask
 from polysilicon.adapt.interface import CHILD, KNOWN, Interface, Recorder, original_function
 from polysilicon.adapt.probe import Unverified
 from polysilicon.adapt.recording import record
+from polysilicon.layers.attention import Attention
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,6 +104,7 @@ class Attending:
                 self._attach(path, module)
             elif not structure.is_leaf(module):
                 self._attach_own(path, module)
+        self._share_caches()
         applying.replace_rotations(work)
         list_attention(work, "it computes attention in its own code")
         kept = any(r.kind == "attention" and r.status == "kept" for r in work.rows.values())
@@ -161,6 +163,21 @@ class Attending:
             return
         fused = module.get_submodule(fusing.CHILD)
         work.replaced(path, "attention", fused, max(error, worst))
+
+    def _share_caches(self) -> None:
+        """A layer that is given the very keys and values of an earlier one reads its cache."""
+        work, owners = self.work, dict[tuple[int, ...], Attention]()
+        for path, module in work.modules.items():
+            calls = work.recording.attention.get(module)
+            if calls is None or path not in work.attention:
+                continue
+            layer = work.attention[path]
+            given = tuple(id(x) for call in calls for x in (call.key, call.value))
+            owner = owners.setdefault(given, layer)
+            if owner is not layer:
+                layer.share_cache(owner)
+                # Such models drop the queries that no layer behind needs.
+                self.interface.always_masks = True
 
     def _keep(self, path: str, reason: str) -> None:
         self.work.kept(path, "attention", reason)

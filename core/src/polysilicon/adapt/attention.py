@@ -10,6 +10,7 @@ from torch import Tensor
 
 from polysilicon.adapt.interface import AttentionCall, run_layer
 from polysilicon.adapt.probe import MAGNITUDES, Inputs, Unverified, call, generator, verify
+from polysilicon.adapt.recording import place
 from polysilicon.layers.attention import Attention, PagedContext
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ def check_mask(layer: Attention, mask: Tensor | None, recording: Recording) -> s
         return "its attention is not causal"
     if mask is None:
         return "" if not layer.window else "no mask shows whether its window is applied"
-    found = recording.masks.get(id(mask))
+    found = recording.masks.get(place(mask))
     if found is None:
         return "its mask was not built by Transformers' mask functions"
     for query in (1, max(2, layer.window - 1), layer.window + 3, 2 * layer.window + 70):

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from polysilicon.adapt.recording import Masks, place
 from polysilicon.errors import AdaptError
 
 if TYPE_CHECKING:
@@ -50,8 +51,7 @@ class Recorder:
 
     original: Callable[[nn.Module], Callable[..., Any]]
     calls: dict[nn.Module, list[AttentionCall]] = field(default_factory=dict)
-    #: id of a mask tensor → (the tensor, kept alive so that its id stays its own; its function)
-    masks: dict[int, tuple[Any, Callable[..., Any]]] = field(default_factory=dict)
+    masks: Masks = field(default_factory=dict)
 
     def run(self, module: nn.Module, seen: AttentionCall) -> tuple[Tensor, Tensor | None]:
         """Notes the call and answers it as before."""
@@ -73,6 +73,9 @@ class Interface:
         self.name = f"polysilicon-{next(_numbers)}"
         self.context = context
         self.mask_implementation = "sdpa"
+        #: Whether a mask is made where Transformers would leave it to the kernel to be causal:
+        #: layers that get fewer queries than keys can't tell which queries those are.
+        self.always_masks = False
         self.recorder: Recorder | None = None
         ALL_ATTENTION_FUNCTIONS.register(self.name, self._attention_function())
         ALL_MASK_ATTENTION_FUNCTIONS.register(self.name, self._mask_function())
@@ -109,12 +112,14 @@ class Interface:
             if self.context.batch is not None:
                 return None
             build = ALL_MASK_ATTENTION_FUNCTIONS._global_mapping[self.mask_implementation]
-            if self.recorder is None:
+            if self.recorder is None and not self.always_masks:
                 return build(*args, **kwargs)
             kwargs["allow_is_causal_skip"] = False
             kwargs["allow_is_bidirectional_skip"] = False
+            if self.recorder is None:
+                return build(*args, **kwargs)
             built = build(*args, **kwargs)
-            self.recorder.masks[id(built)] = (built, kwargs["mask_function"])
+            self.recorder.masks[place(built)] = (built, kwargs["mask_function"])
             return built
 
         return mask

@@ -10,6 +10,7 @@ from polysilicon.adapt import fusing, structure
 from polysilicon.adapt.attention import check_mask
 from polysilicon.adapt.interface import CHILD
 from polysilicon.adapt.probe import Unverified
+from polysilicon.adapt.recording import place
 from polysilicon.layers.attention import Attention
 from polysilicon.layers.linear import Linear
 
@@ -53,7 +54,7 @@ def _mask(work: Work, seen: ModuleCall) -> Tensor:
     """The mask among the arguments that Transformers' mask functions built."""
     values: tuple[Any, ...] = (*seen.args, *seen.kwargs.values())
     for value in values:
-        if isinstance(value, Tensor) and id(value) in work.recording.masks:
+        if isinstance(value, Tensor) and place(value) in work.recording.masks:
             return value
     raise Unverified("it was given no mask of Transformers' mask functions")
 

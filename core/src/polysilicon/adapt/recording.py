@@ -33,14 +33,26 @@ class ModuleCall:
     children: list[tuple[nn.Module, ModuleCall]] = field(default_factory=list)
 
 
+#: Where a tensor lies and how: a view of a whole mask is that mask.
+Place = tuple[int, torch.Size, tuple[int, ...]]
+
+#: place of a mask → (the mask, kept so that its place stays its own; the function of (batch, head,
+#: query, key) that built it)
+Masks = dict[Place, tuple[Tensor, Callable[..., Any]]]
+
+
+def place(tensor: Tensor) -> Place:
+    """Where the tensor lies in memory, which tells it from all others alive."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
 @dataclass
 class Recording:
     """What a model did with the probe prompt."""
 
     calls: dict[nn.Module, list[ModuleCall]] = field(default_factory=dict)
     attention: dict[nn.Module, list[AttentionCall]] = field(default_factory=dict)
-    #: id of a mask → (mask, function of (batch, head, query, key) that built it)
-    masks: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    masks: Masks = field(default_factory=dict)
     failure: str = ""
 
 

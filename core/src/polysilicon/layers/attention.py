@@ -96,6 +96,7 @@ class Attention(Layer):
     """
 
     sinks: Tensor | None
+    _shared: Attention | None
     k_cache: Tensor | None
     v_cache: Tensor | None
     # Bound callables; prepare() replaces them by what it chose for the device.
@@ -142,6 +143,7 @@ class Attention(Layer):
         self.context = PagedContext() if context is None else context
         # Plain attributes: caches are the engine's and sinks the model's, neither is state here.
         object.__setattr__(self, "sinks", sinks)
+        object.__setattr__(self, "_shared", None)
         self.detach_cache()
         self.bind_kernel("attention", attention.torch_kernel)
         self.bind_kernel("kv_store", kv_store.torch_kernel)
@@ -149,7 +151,8 @@ class Attention(Layer):
 
     def problems(self) -> dict[str, Problem]:
         """The three op slots; block_size is known once a cache is attached."""
-        dtype = self.dtype if self.k_cache is None else self.k_cache.dtype
+        cache = self.cache_owner.k_cache
+        dtype = self.dtype if cache is None else cache.dtype
         sizes = {
             "kv_heads": self.num_kv_heads,
             "head_size": self.head_dim,
@@ -162,7 +165,7 @@ class Attention(Layer):
             "sinks": self.sinks is not None,
             "causal": self.causal,
         }
-        paged = {} if self.k_cache is None else {"block_size": self.k_cache.shape[1]}
+        paged = {} if cache is None else {"block_size": cache.shape[1]}
         facts = {"attention": rule, "kv_store": sizes | paged, "paged_attention": rule | paged}
         name = str(dtype).removeprefix("torch.")
         return {op: Problem(op=op, dtype=name, facts=own) for op, own in facts.items()}
@@ -182,8 +185,29 @@ class Attention(Layer):
         object.__setattr__(self, "k_cache", k_cache)
         object.__setattr__(self, "v_cache", v_cache)
 
+    @property
+    def cache_owner(self) -> Attention:
+        """The layer whose cache this one reads: itself unless told otherwise."""
+        return self if self._shared is None else self._shared
+
+    def share_cache(self, owner: Attention) -> None:
+        """From now on reads the keys and values that `owner` stored in the same step, and no own.
+
+        Raises:
+            ValueError: the owner's keys or values are of other sizes.
+        """
+        sizes = [(x.num_kv_heads, x.head_dim, x.v_head_dim) for x in (self, owner)]
+        if sizes[0] != sizes[1]:
+            raise ValueError(
+                f"attention {self.name!r} has key heads and sizes {sizes[0]} and cannot read the "
+                f"cache of {owner.name!r}, which has {sizes[1]}: share between equal layers"
+            )
+        object.__setattr__(self, "_shared", owner.cache_owner)
+
     def cache_bytes(self, block_size: int) -> int:
-        """Bytes of one block of the cache."""
+        """Bytes of one block of the cache; none where another layer's is read."""
+        if self._shared is not None:
+            return 0
         return (
             self.num_kv_heads
             * (self.head_dim + self.v_head_dim)
@@ -198,7 +222,12 @@ class Attention(Layer):
         device: torch.device | str = "cpu",
         layout: Layout | None = None,
     ) -> None:
-        """Makes a cache of the layer's dtype and attaches it; see `allocate_kv_cache`."""
+        """Makes a cache of the layer's dtype and attaches it; see `allocate_kv_cache`.
+
+        A layer that reads another's needs none.
+        """
+        if self._shared is not None:
+            return
         sizes = (num_blocks, block_size, self.num_kv_heads, self.head_dim, self.v_head_dim)
         caches = allocate_kv_cache(*sizes, dtype=self.dtype, device=device, layout=layout)
         self.attach_cache(*caches)
@@ -235,7 +264,8 @@ class Attention(Layer):
         return out
 
     def _paged(self, q: Tensor, k: Tensor, v: Tensor, batch: PagedBatch) -> Tensor:
-        if self.k_cache is None or self.v_cache is None:
+        k_cache, v_cache = self.cache_owner.k_cache, self.cache_owner.v_cache
+        if k_cache is None or v_cache is None:
             raise AdaptError(
                 f"attention {self.name!r} has no cache: call attach_cache() on every attention "
                 "layer before a paged step"
@@ -246,13 +276,12 @@ class Attention(Layer):
                 f"attention {self.name!r} got queries {tuple(q.shape)} and keys {tuple(k.shape)} "
                 f"in a paged step of {tokens} tokens: expected batch 1 with all tokens in one row"
             )
-        self.kv_store(
-            k[0].transpose(0, 1), v[0].transpose(0, 1), self.k_cache, self.v_cache, batch.slots
-        )
+        if self._shared is None:
+            self.kv_store(k[0].transpose(0, 1), v[0].transpose(0, 1), k_cache, v_cache, batch.slots)
         out, _ = self.paged_attention(
             q[0].transpose(0, 1),
-            self.k_cache,
-            self.v_cache,
+            k_cache,
+            v_cache,
             batch.block_tables,
             batch.query_starts,
             batch.kv_lengths,
@@ -262,7 +291,7 @@ class Attention(Layer):
             self.sinks,
             self.causal,
             batch.query_bound,
-            batch.block_tables.shape[1] * self.k_cache.shape[1],
+            batch.block_tables.shape[1] * k_cache.shape[1],
         )
         return out[None]
 
