@@ -120,6 +120,7 @@ def _run(work: Work) -> None:
     attention = attending.Attending(work) if expected else None
     if attention is not None:
         attention.record()
+    replacing.list_ours(work)
     replacing.replace_leaves(work)
     replacing.replace_experts(work)
     replacing.replace_mlps(work)

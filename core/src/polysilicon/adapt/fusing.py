@@ -25,6 +25,7 @@ from polysilicon.adapt.self_attention import FORMS, NormPlace, Parts, RotaryForm
 from polysilicon.layers.activation import Activation
 from polysilicon.layers.linear import Linear
 from polysilicon.layers.norm import LayerNorm, RMSNorm
+from polysilicon.layers.quantized_linear import QuantizedLinear
 from polysilicon.ops.contract import tolerance
 
 if TYPE_CHECKING:
@@ -234,6 +235,8 @@ def _parts(module: nn.Module, layer: Attention, seen: ModuleCall, surgery: Surge
             linears.append((ours, inner))
         elif isinstance(ours, (RMSNorm, LayerNorm)):
             norms.append(ours)
+        elif isinstance(child, QuantizedLinear):
+            raise Unverified("its projections are quantised")
         elif isinstance(ours, Activation) or any(True for _ in child.parameters()):
             raise Unverified(f"it also runs {type(child).__name__}")
     if len(seen.children) != len({id(child) for child, _ in seen.children}):

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from polysilicon.errors import AdaptError
+from polysilicon.loading.quantizer import LayersConfig
 
 
 def refuse(model: nn.Module) -> None:
@@ -42,14 +43,14 @@ def _refuse_quantised(model: nn.Module) -> None:
     quantiser: Any = getattr(model, "hf_quantizer", None)
     if settings is None and quantiser is not None:
         settings = quantiser.quantization_config
-    if settings is None:
+    if settings is None or isinstance(settings, LayersConfig):
         return
     fields = settings if isinstance(settings, dict) else vars(settings)
     method = fields.get("quant_method", "an unnamed method")
     raise AdaptError(
-        f"the model is quantised with {getattr(method, 'value', method)}: adapt() handles dense "
-        "weights only; load the model without quantisation, or dequantise it first "
-        "(model.dequantize() where the method has it)"
+        f"the model is quantised with {getattr(method, 'value', method)} in layers that are not "
+        "ours: load its folder with polysilicon.load(), which keeps the weights packed, or "
+        "dequantise it first (model.dequantize() where the method has it)"
     )
 
 

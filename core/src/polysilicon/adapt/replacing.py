@@ -10,6 +10,8 @@ from torch import nn
 from polysilicon.adapt import activations, experts, linears, mlps, norms, rotary, routers
 from polysilicon.adapt.probe import Unverified
 from polysilicon.adapt.structure import Candidate, is_leaf, label, obstacle, parameters
+from polysilicon.layers.quantized_experts import QuantizedExperts
+from polysilicon.layers.quantized_weight import QuantizedLayer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,12 +28,24 @@ _LATER: dict[Kind, str] = {
     "mixer": "recurrent mixers and convolutions have no layer of ours yet",
 }
 
+#: What the report says of layers that were there before adapt().
+_LOADED = "loaded so: its weights are packed as in the checkpoint"
+
+
+def list_ours(work: Work) -> None:
+    """Lists the layers of ours that the model was loaded with; no pass touches them."""
+    head = getattr(work.model, "get_output_embeddings", lambda: None)()
+    for path, module in work.modules.items():
+        if isinstance(module, QuantizedLayer):
+            kind: Kind = "experts" if isinstance(module, QuantizedExperts) else "linear"
+            work.replaced(path, "lm_head" if module is head else kind, module, 0.0, _LOADED)
+
 
 def replace_leaves(work: Work) -> None:
     """Replaces every module without children that one of our layers reproduces."""
     head = getattr(work.model, "get_output_embeddings", lambda: None)()
     for path, module in work.modules.items():
-        if not is_leaf(module):
+        if not is_leaf(module) or path in work.rows:
             continue
         candidate = work.candidate(path, module)
         found = _recogniser(candidate, module is head)
@@ -100,6 +114,8 @@ def _try(work: Work, candidate: Candidate, kind: Kind, recognise: Recogniser) ->
 def replace_experts(work: Work) -> None:
     """Replaces routers and stacked experts, whose activations are ours by then."""
     for path, module in work.modules.items():
+        if path in work.rows:
+            continue
         candidate = work.candidate(path, module)
         if routers.may_be_router(candidate):
             _try(work, candidate, "experts", routers.recognise_router)

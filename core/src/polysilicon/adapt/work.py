@@ -86,7 +86,8 @@ class Work:
         self.attention.clear()
         self.recurrent.clear()
         for row in list(self.rows.values()):
-            if row.status == "replaced":
+            loaded = isinstance(self.modules[row.module], Layer)
+            if row.status == "replaced" and not loaded:
                 self.kept(row.path, row.kind, reason)
 
     def kept(self, path: str, kind: Kind, reason: str) -> None:

@@ -238,6 +238,12 @@ class QuantizedLayer(Layer):
         # Follows .to(dtype), so that problems() states the model's dtype; never saved.
         self.register_buffer("dtype_mark", torch.empty(0, dtype=dtype), persistent=False)
 
+    def look(self) -> None:
+        """Looks at the values of tensors that decide how they are read, after they were set."""
+        held = self._held()
+        for weight in self.stored.values():
+            weight.look(held)
+
     def _held(self) -> dict[str, Tensor]:
         names = {name for weight in self.stored.values() for name in weight.names.values()}
         return {name: getattr(self, name) for name in names}
@@ -255,6 +261,4 @@ class QuantizedLayer(Layer):
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        held = self._held()
-        for weight in self.stored.values():
-            weight.look(held)
+        self.look()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers.utils.quantization_config import QuantizationConfigMixin
 
     from polysilicon.loading.lazy import LazyTensor
 
@@ -63,11 +64,13 @@ def fill(
     weights: Mapping[str, LazyTensor | torch.Tensor],
     dtype: torch.dtype,
     source: Path,
+    quantization: QuantizationConfigMixin | None = None,
 ) -> PreTrainedModel:
     """The model with its weights.
 
     Transformers renames and merges checkpoint keys where a model asks for it, ties weights and
     initialises buffers; it takes each tensor from `weights` when that tensor's turn comes.
+    `quantization` names a quantiser that changes the model before.
 
     Raises:
         LoadError: a parameter got no weight, or one of another shape; a weight has no place.
@@ -80,6 +83,7 @@ def fill(
                 state_dict=weights,
                 dtype=dtype,
                 ignore_mismatched_sizes=True,
+                quantization_config=quantization,
                 output_loading_info=True,
             )
     except (EOFError, OSError) as error:

@@ -12,8 +12,12 @@ import transformers
 
 from polysilicon.errors import LoadError
 from polysilicon.loading import memory
-from polysilicon.loading.assemble import fill, keeps_float32, model_class
+from polysilicon.loading.assemble import fill, keeps_float32, model_class, skeleton
 from polysilicon.loading.lazy import MappedTensor, PlainTensor, WeightFile
+from polysilicon.loading.quantized_config import read_quantization
+from polysilicon.loading.quantized_model import replacements
+from polysilicon.loading.quantized_tensors import find_weights, plain_tensors
+from polysilicon.loading.quantizer import quantization_config
 from polysilicon.loading.safetensors_folder import (
     INDEX,
     PICKLE,
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from polysilicon.loading.lazy import LazyTensor
+    from polysilicon.loading.quantized_config import Quantization
+    from polysilicon.loading.safetensors_folder import Entry
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
@@ -52,13 +58,19 @@ def load_folder(
         LoadError: files are missing, damaged, or of a kind refused unless asked for.
     """
     config, remote = _config(folder, trust_remote_code)
+    quantization = _take_quantization(folder / "config.json", config)
     cls = model_class(config, folder, remote=remote)
 
     def wanted(name: str) -> torch.dtype:
         return torch.float32 if keeps_float32(cls, name) else dtype
 
     if (folder / SINGLE).is_file() or (folder / INDEX).is_file():
-        model = _fill_safetensors(folder, cls, config, dtype, wanted, on_bytes)
+        model = _fill_safetensors(folder, cls, config, dtype, wanted, on_bytes, quantization)
+    elif quantization is not None:
+        raise LoadError(
+            f"{folder} has quantised weights ({quantization.method}) that are pickled: convert "
+            "them to safetensors"
+        )
     else:
         model = fill(cls, config, _pickled(folder, allow_pickle, wanted), dtype, folder)
     if (folder / "generation_config.json").is_file():
@@ -78,12 +90,6 @@ def _config(folder: Path, trust_remote_code: bool) -> tuple[PreTrainedConfig, bo
         raise LoadError(
             f'{path} names no {absent}: expected e.g. "model_type": "llama" and '
             '"architectures": ["LlamaForCausalLM"]; fetch the file again'
-        )
-    if "quantization_config" in raw:
-        method = (raw["quantization_config"] or {}).get("quant_method", "unknown")
-        raise LoadError(
-            f"{path} says that the weights are quantised ({method}): use the unquantised "
-            "checkpoint or a GGUF file"
         )
     known = raw["model_type"] in transformers.CONFIG_MAPPING
     remote = "auto_map" in raw and trust_remote_code
@@ -119,6 +125,14 @@ def _check_known(path: Path, raw: dict[str, Any], known: bool) -> None:
         )
 
 
+def _take_quantization(path: Path, config: PreTrainedConfig) -> Quantization | None:
+    """What the config says about quantised weights, taken out of it: our quantiser reads them."""
+    settings = None
+    for part in (config, config.get_text_config(decoder=True)):
+        settings = vars(part).pop("quantization_config", None) or settings
+    return None if settings is None else read_quantization(path, settings)
+
+
 def _fill_safetensors(
     folder: Path,
     cls: type[PreTrainedModel],
@@ -126,23 +140,28 @@ def _fill_safetensors(
     dtype: torch.dtype,
     wanted: Callable[[str], torch.dtype],
     on_bytes: Callable[[int], None],
+    quantization: Quantization | None,
 ) -> PreTrainedModel:
     entries = weight_entries(folder)
-    needed = sum(math.prod(e.shape) * wanted(name).itemsize for name, e in entries.items())
+    packed = [] if quantization is None else find_weights(folder, entries, quantization)
+    plain = plain_tensors(folder, entries, packed)
+    needed = sum(math.prod(e.shape) * wanted(name).itemsize for name, e in plain.items())
+    needed += sum(e.nbytes for weight in packed for _, e in weight.parts.values())
     memory.require(needed, folder, str(dtype).removeprefix("torch."))
     files = {path: WeightFile(path, on_bytes) for path in {e.path for e in entries.values()}}
+
+    def lazy(entry: Entry, wanted: torch.dtype) -> LazyTensor:
+        file, offset, shape = files[entry.path], entry.offset, entry.shape
+        return PlainTensor(file, offset=offset, shape=shape, stored=entry.dtype, wanted=wanted)
+
     try:
-        weights: dict[str, LazyTensor] = {
-            name: PlainTensor(
-                files[entry.path],
-                offset=entry.offset,
-                shape=entry.shape,
-                stored=entry.dtype,
-                wanted=wanted(name),
-            )
-            for name, entry in entries.items()
-        }
-        return fill(cls, config, weights, dtype, folder)
+        weights = {name: lazy(entry, wanted(name)) for name, entry in plain.items()}
+        if quantization is None:
+            return fill(cls, config, weights, dtype, folder)
+        layers = replacements(folder, skeleton(cls, config, dtype), packed, dtype)
+        weights |= {name: lazy(entry, entry.dtype) for name, entry in layers.sources.items()}
+        settings = quantization_config(quantization.settings, layers)
+        return fill(cls, config, weights, dtype, folder, settings)
     finally:
         for file in files.values():
             file.close()

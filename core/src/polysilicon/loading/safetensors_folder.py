@@ -28,6 +28,9 @@ _DTYPES = {
     "I8": torch.int8,
     "U8": torch.uint8,
     "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
 }
 
 
@@ -39,6 +42,11 @@ class Entry:
     offset: int
     shape: tuple[int, ...]
     dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -123,7 +131,7 @@ def _header(path: Path) -> dict[str, Entry]:
             f"{path} has a damaged safetensors header ({error}): fetch it again"
         ) from None
     end = max(
-        (e.offset + math.prod(e.shape) * e.dtype.itemsize for e in entries.values()), default=0
+        (e.offset + e.nbytes for e in entries.values()), default=0
     )
     if end > size:
         raise LoadError(
@@ -136,7 +144,7 @@ def _entry(path: Path, data_start: int, name: str, item: dict[str, Any]) -> Entr
     if item["dtype"] not in _DTYPES:
         raise LoadError(
             f"{path} stores {name!r} as {item['dtype']}: expected one of {', '.join(_DTYPES)}; "
-            "quantised checkpoints are not loaded, use the unquantised one"
+            "use another checkpoint of this model"
         )
     dtype, shape = _DTYPES[item["dtype"]], tuple(int(n) for n in item["shape"])
     begin, end = item["data_offsets"]

@@ -1,0 +1,188 @@
+"""`quantization_config` of a config.json: how the weights of each module are stored.
+
+Read here and not by Transformers, whose quantisers need each method's own package. The tensors of
+the checkpoint say which modules are quantised; this says what their numbers mean.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from polysilicon.errors import LoadError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheme:
+    """How one module's weight is stored, as far as a config says it.
+
+    Attributes:
+        code: key of `formats.CODES`.
+        granularity: as formats spell it; empty where the shape of the scales tells.
+        zeros: whether zero points are stored.
+        activation: format in which the input is multiplied; empty for the input as it is.
+        act_order: whether groups need not be runs of inputs.
+    """
+
+    code: str
+    granularity: str
+    zeros: bool = False
+    activation: str = ""
+    act_order: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantization:
+    """What a config says about its checkpoint's weights.
+
+    Attributes:
+        method: `quant_method`.
+        settings: the object as it was written.
+        scheme: module name → its scheme; None where the config leaves the module as it is.
+    """
+
+    method: str
+    settings: Mapping[str, Any]
+    scheme: Callable[[str], Scheme | None]
+
+
+class _Fields:
+    """One object of the config, whose fields are asked for by name and refused by name."""
+
+    def __init__(self, path: Path, values: Any, where: str = "quantization_config") -> None:
+        if not isinstance(values, dict):
+            raise LoadError(f"{path}: {where} is {values!r}, expected a JSON object")
+        self.path, self.values, self.where = path, values, where
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self.values.get(name, default)
+
+    def among(self, name: str, allowed: tuple[Any, ...], default: Any = None) -> Any:
+        """The value of a field that must be one of `allowed`."""
+        value = self.values.get(name, default)
+        if value not in allowed:
+            raise self.error(name, f"one of {', '.join(map(repr, allowed))}")
+        return value
+
+    def absent(self, *names: str) -> None:
+        """Refuses fields that would change what is computed."""
+        for name in names:
+            if self.values.get(name):
+                raise self.error(name, "none: it is not supported")
+
+    def inner(self, name: str) -> _Fields:
+        return _Fields(self.path, self.values.get(name), f"{self.where}.{name}")
+
+    def error(self, name: str, expected: str) -> LoadError:
+        return LoadError(
+            f"{self.path}: {self.where}.{name} is {self.values.get(name)!r}, expected {expected}; "
+            "use another checkpoint of this model (unquantised, or GGUF)"
+        )
+
+
+def read_quantization(path: Path, settings: Any) -> Quantization:
+    """What `quantization_config` of the file `path` says.
+
+    Raises:
+        LoadError: names the field whose value is not supported.
+    """
+    fields = _Fields(path, settings)
+    method = fields.among("quant_method", tuple(_METHODS))
+    return Quantization(method=method, settings=settings, scheme=_METHODS[method](fields))
+
+
+def _gptq(fields: _Fields) -> Callable[[str], Scheme | None]:
+    """AutoGPTQ's and GPTQModel's fields."""
+    stored = "checkpoint_format" if "checkpoint_format" in fields.values else "format"
+    packing = fields.among(stored, ("gptq", "gptq_v2"), "gptq")
+    fields.among("pack_dtype", ("int32",), "int32")
+    fields.absent("is_marlin_format", "use_marlin", "adapter")
+    usual = _gptq_scheme(fields, packing)
+    overrides = [
+        (pattern, _gptq_override(fields, packing, pattern, value))
+        for pattern, value in (fields.get("dynamic") or {}).items()
+    ]
+
+    def scheme(module: str) -> Scheme | None:
+        for pattern, found in overrides:
+            if re.match(pattern.removeprefix("-:").removeprefix("+:"), module):
+                return found
+        return usual
+
+    return scheme
+
+
+def _gptq_override(fields: _Fields, packing: str, pattern: str, changes: Any) -> Scheme | None:
+    """What GPTQModel's `dynamic` says of the modules that match a pattern; `-:` leaves them."""
+    if pattern.startswith("-:"):
+        return None
+    where = f"{fields.where}.dynamic[{pattern!r}]"
+    inner = _Fields(fields.path, changes, where)
+    inner.absent("adapter")
+    return _gptq_scheme(_Fields(fields.path, {**fields.values, **inner.values}, where), packing)
+
+
+def _gptq_scheme(fields: _Fields, packing: str) -> Scheme:
+    bits = fields.among("bits", (4, 8))
+    return Scheme(
+        code=f"int{bits}.{packing}",
+        granularity=_groups(fields, "group_size"),
+        zeros=True,
+        act_order=bool(fields.get("desc_act", False)),
+    )
+
+
+def _groups(fields: _Fields, name: str) -> str:
+    size = fields.get(name)
+    if size == -1:
+        return "channel"
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise fields.error(name, "a number of inputs, or -1 for all of them")
+    return f"group:{size}"
+
+
+def _awq(fields: _Fields) -> Callable[[str], Scheme | None]:
+    """AutoAWQ's fields."""
+    fields.among("version", ("gemm", "GEMM"), "gemm")
+    bits = "bits" if "bits" in fields.values else "w_bit"
+    fields.among(bits, (4,))
+    fields.among("zero_point", (True,), True)
+    size = "group_size" if "group_size" in fields.values else "q_group_size"
+    found = Scheme(code="int4.awq", granularity=_groups(fields, size), zeros=True)
+    return lambda module: found
+
+
+def _fp8(fields: _Fields) -> Callable[[str], Scheme | None]:
+    """The fields of DeepSeek's and Qwen's checkpoints, and of per-tensor ones."""
+    fields.among("fmt", ("e4m3",), "e4m3")
+    fields.among("expert_dtype", ("fp8",), "fp8")
+    fields.among("scale_fmt", (None, "float", "ue8m0"))
+    fields.absent("modules_to_convert", "kv_cache_scheme")
+    dynamic = fields.among("activation_scheme", ("dynamic", "static"), "dynamic") == "dynamic"
+    block = fields.get("weight_block_size")
+    if block is None:
+        given = "fp8_e4m3fn/token" if dynamic else "fp8_e4m3fn/tensor"
+        found = Scheme(code="fp8_e4m3fn", granularity="", activation=given)
+        return lambda module: found
+    if not isinstance(block, list) or len(block) != 2 or not all(type(n) is int for n in block):
+        raise fields.error("weight_block_size", "two numbers, rows and columns, or null")
+    if not dynamic:
+        raise fields.error("activation_scheme", "'dynamic' where weight_block_size is given")
+    found = Scheme(
+        code="fp8_e4m3fn",
+        granularity=f"block:{block[0]}x{block[1]}",
+        activation=f"fp8_e4m3fn/group:{block[1]}",
+    )
+    return lambda module: found
+
+
+_METHODS: dict[str, Callable[[_Fields], Callable[[str], Scheme | None]]] = {
+    "gptq": _gptq,
+    "awq": _awq,
+    "fp8": _fp8,
+}

@@ -1,0 +1,141 @@
+"""Which tensors of a checkpoint are quantised weights, and in which format each weight is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from polysilicon import formats
+from polysilicon.errors import LoadError, RecordError
+from polysilicon.layers.base import dtype_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from polysilicon.loading.quantized_config import Quantization, Scheme
+    from polysilicon.loading.safetensors_folder import Entry
+    from polysilicon.records import Format
+
+#: Method → codes whose tensors' names a checkpoint of it may use.
+_CODES = {
+    "gptq": ("int4.gptq",),
+    "awq": ("int4.awq",),
+    "fp8": ("fp8_e4m3fn",),
+}
+_PLAIN = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weight:
+    """One quantised weight of a checkpoint.
+
+    Attributes:
+        name: what stands before its tensors' names, e.g. `model.layers.0.self_attn.q_proj`.
+        parts: argument of the ops → (the tensor's name behind that, where it lies).
+        stored: the format.
+        activation: format in which the input is multiplied; empty for the input as it is.
+        act_order: whether the config allows groups that are no runs of inputs.
+    """
+
+    name: str
+    parts: Mapping[str, tuple[str, Entry]]
+    stored: Format
+    activation: str
+    act_order: bool
+
+
+def find_weights(
+    folder: Path, entries: Mapping[str, Entry], quantization: Quantization
+) -> list[Weight]:
+    """Every quantised weight among a checkpoint's tensors.
+
+    Raises:
+        LoadError: tensors are missing or not as the config says, or there is no such weight.
+    """
+    found = [
+        _weight(folder, name, parts, quantization)
+        for name, parts in _grouped(entries, quantization.method).items()
+        if "scale" in parts
+    ]
+    if not found:
+        raise LoadError(
+            f"{folder}/config.json says that weights are quantised ({quantization.method}) and "
+            "the checkpoint has no tensors of that method: config and weights are of different "
+            "models"
+        )
+    return found
+
+
+def plain_tensors(
+    folder: Path, entries: Mapping[str, Entry], weights: list[Weight]
+) -> dict[str, Entry]:
+    """The tensors that belong to no quantised weight.
+
+    Raises:
+        LoadError: one holds quantised numbers, which would be read as plain ones.
+    """
+    theirs = {f"{w.name}.{suffix}" for w in weights for suffix, _ in w.parts.values()}
+    left = {name: entry for name, entry in entries.items() if name not in theirs}
+    for name, entry in left.items():
+        if entry.dtype.is_floating_point and entry.dtype not in _PLAIN:
+            raise LoadError(
+                f"{folder}: {name} is stored as {dtype_name(entry.dtype)} and no scale belongs to "
+                "it: quantised weights need the quantization_config of their config.json; fetch "
+                "the checkpoint again"
+            )
+    return left
+
+
+def _grouped(
+    entries: Mapping[str, Entry], method: str
+) -> dict[str, dict[str, tuple[str, Entry]]]:
+    """Module → argument → (tensor's own name, entry), for all names that may be of a weight."""
+    arguments = {
+        name: argument
+        for code in _CODES[method]
+        for argument, names in formats.CODES[code].names.items()
+        for name in names
+    }
+    found: dict[str, dict[str, tuple[str, Entry]]] = {}
+    for full, entry in entries.items():
+        module, _, name = full.rpartition(".")
+        if name in arguments:
+            found.setdefault(module, {})[arguments[name]] = name, entry
+    return found
+
+
+def _weight(
+    folder: Path, name: str, parts: dict[str, tuple[str, Entry]], quantization: Quantization
+) -> Weight:
+    scheme = quantization.scheme(name)
+    if scheme is None:
+        raise LoadError(
+            f"{folder}: {name} is stored quantised and config.json says that it is not: config "
+            "and weights are of different models"
+        )
+    if "weight" not in parts:
+        names = "/".join(formats.CODES[scheme.code].names["weight"])
+        raise LoadError(f"{folder}: {name} has {parts['scale'][0]} and no {names}: fetch it again")
+    try:
+        stored = _format(scheme, parts)
+    except RecordError as error:
+        raise LoadError(f"{folder}: {name} is in no format that is supported: {error}") from None
+    return Weight(
+        name=name,
+        parts=parts,
+        stored=stored,
+        activation=scheme.activation,
+        act_order=scheme.act_order,
+    )
+
+
+def _format(scheme: Scheme, parts: Mapping[str, tuple[str, Entry]]) -> Format:
+    scale = parts["scale"][1]
+    shape = tuple(scale.shape)
+    granularity = scheme.granularity or ("tensor" if shape in ((), (1,)) else "channel")
+    zeros = "/zeros" if scheme.zeros else ""
+    return formats.parse(f"{scheme.code}/{granularity}/{dtype_name(scale.dtype)}{zeros}")
+

@@ -1,0 +1,163 @@
+"""Writes tiny quantised checkpoints in the layouts that the formats' own projects document.
+
+Independent of our encoding code: numpy shifts for what is packed, and beside every stored weight
+the numbers that it stands for. Sources: GPTQModel and AutoAWQ (`qweight`, `qzeros`, `scales`),
+DeepSeek-V3's README_WEIGHTS.md (`weight_scale_inv`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Written:
+    """One linear layer: its tensors by their names in the checkpoint, and what they stand for."""
+
+    tensors: dict[str, Tensor]
+    dense: Tensor
+
+
+def _packed(codes: np.ndarray, bits: int, axis: int) -> Tensor:
+    """Codes along `axis` into int32 words, the first of a word in its lowest bits."""
+    per_word = 32 // bits
+    moved = np.moveaxis(codes.astype(np.uint32), axis, -1)
+    places = moved.reshape(*moved.shape[:-1], -1, per_word)
+    words = np.zeros(places.shape[:-1], dtype=np.uint32)
+    for place in range(per_word):
+        words |= places[..., place] << np.uint32(bits * place)
+    return torch.from_numpy(np.ascontiguousarray(np.moveaxis(words, -1, axis)).view(np.int32))
+
+
+def _rounded(
+    weight: np.ndarray, groups: np.ndarray, bits: int, sym: bool, scale_dtype: torch.dtype
+) -> tuple[np.ndarray, Tensor, np.ndarray, Tensor]:
+    """Codes [N, K], scales [N, G], zero points [N, G] and the dense weight, of weight [N, K]."""
+    most = 2**bits - 1
+    count = int(groups.max()) + 1
+    low = np.stack([weight[:, groups == g].min(1) for g in range(count)], 1).clip(max=0)
+    high = np.stack([weight[:, groups == g].max(1) for g in range(count)], 1).clip(min=0)
+    size = 2 * np.maximum(high, -low) if sym else high - low
+    scales = torch.from_numpy(size / most).to(scale_dtype)
+    wide = scales.float().numpy()
+    zeros = np.full_like(low, 2 ** (bits - 1)) if sym else np.rint(-low / wide).clip(1, most)
+    codes = (np.rint(weight / wide[:, groups]) + zeros[:, groups]).clip(0, most)
+    dense = (codes - zeros[:, groups]).astype(np.float32) * wide[:, groups]
+    return codes.astype(np.int64), scales, zeros.astype(np.int64), torch.from_numpy(dense)
+
+
+def gptq(
+    weight: Tensor,
+    *,
+    bits: int = 4,
+    group_size: int = 32,
+    sym: bool = True,
+    desc_act: bool = False,
+    checkpoint_format: str = "gptq",
+) -> Written:
+    """qweight [K/p, N], qzeros [G, N/p] (first form: one less), scales [G, N], g_idx [K]."""
+    columns = weight.shape[1]
+    size = columns if group_size == -1 else group_size
+    order = np.arange(columns)
+    if desc_act:
+        order = np.random.default_rng(3).permutation(columns)
+    groups = order // size
+    codes, scales, zeros, dense = _rounded(weight.numpy(), groups, bits, sym, torch.float16)
+    stored = zeros - 1 if checkpoint_format == "gptq" else zeros
+    tensors = {
+        "qweight": _packed(codes.T, bits, 0),
+        "qzeros": _packed(stored.T, bits, 1),
+        "scales": scales.T.contiguous(),
+        "g_idx": torch.from_numpy(groups.astype(np.int32)),
+    }
+    return Written(tensors, dense)
+
+
+def fp8_blocks(weight: Tensor, *, size: int = 128) -> Written:
+    """weight float8 [N, K] and weight_scale_inv [N/size, K/size]: what to multiply it with."""
+    rows, columns = weight.shape
+    scale = torch.empty(-(-rows // size), -(-columns // size))
+    stored = torch.empty(rows, columns, dtype=torch.float8_e4m3fn)
+    dense = torch.empty(rows, columns)
+    for i in range(scale.shape[0]):
+        for j in range(scale.shape[1]):
+            block = slice(i * size, (i + 1) * size), slice(j * size, (j + 1) * size)
+            scale[i, j] = weight[block].abs().max() / 448
+            stored[block] = (weight[block] / scale[i, j]).to(torch.float8_e4m3fn)
+            dense[block] = stored[block].float() * scale[i, j]
+    return Written({"weight": stored, "weight_scale_inv": scale}, dense)
+
+
+def fp8_tensor(weight: Tensor, *, name: str = "weight_scale", static: str = "") -> Written:
+    """weight float8 [N, K] with one scale, and one for the input where it is static."""
+    scale = weight.abs().max() / 448
+    stored = (weight / scale).to(torch.float8_e4m3fn)
+    tensors = {"weight": stored, name: scale}
+    if static:
+        tensors[static] = torch.tensor(0.05)
+    return Written(tensors, stored.float() * scale)
+
+
+def fp8_channel(weight: Tensor) -> Written:
+    """weight float8 [N, K] with a scale [N, 1]."""
+    scale = weight.abs().amax(1, keepdim=True) / 448
+    stored = (weight / scale).to(torch.float8_e4m3fn)
+    return Written({"weight": stored, "weight_scale": scale}, stored.float() * scale)
+
+
+def rounded_input(x: Tensor, kind: str) -> Tensor:
+    """What a kernel multiplies in the place of x: `token`, `group` of 128 or `static` fp8 codes."""
+    if kind == "static":
+        return (x / 0.05).clamp(-448, 448).to(torch.float8_e4m3fn).float() * 0.05
+    size = 128 if kind == "group" else x.shape[-1]
+    parts = []
+    for part in x.split(size, -1):
+        scale = part.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 448
+        parts.append((part / scale).to(torch.float8_e4m3fn).float() * scale)
+    return torch.cat(parts, -1)
+
+
+def write(
+    folder: Path,
+    model: Any,
+    quantization_config: dict[str, Any],
+    encode: Callable[[Tensor], Written],
+    *,
+    inputs: str = "",
+    plain: tuple[str, ...] = ("lm_head",),
+) -> dict[str, Tensor]:
+    """Saves `model` with every linear layer but `plain` quantised; returns what was saved.
+
+    The model itself becomes the dequantised one. `inputs` says how it rounds the inputs of those
+    layers, as the checkpoint's config asks for.
+    """
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for name, module in model.named_modules():
+        if type(module) is not nn.Linear or name in plain:
+            continue
+        written = encode(state.pop(f"{name}.weight").float())
+        state |= {f"{name}.{own}": tensor for own, tensor in written.tensors.items()}
+        module.weight.data = written.dense
+        if inputs:
+            module.register_forward_pre_hook(lambda _, args: (rounded_input(args[0], inputs),))
+    model.config.save_pretrained(folder)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config |= {
+        "architectures": [type(model).__name__],
+        "quantization_config": quantization_config,
+    }
+    path.write_text(json.dumps(config))
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    return state
