@@ -132,21 +132,21 @@ def write(
     folder: Path,
     model: Any,
     quantization_config: dict[str, Any],
-    encode: Callable[[Tensor], Written],
+    encode: Callable[[str, Tensor], Written],
     *,
     inputs: str = "",
     plain: tuple[str, ...] = ("lm_head",),
 ) -> dict[str, Tensor]:
-    """Saves `model` with every linear layer but `plain` quantised; returns what was saved.
+    """Saves `model` with its linear layers quantised; returns what was saved.
 
-    The model itself becomes the dequantised one. `inputs` says how it rounds the inputs of those
-    layers, as the checkpoint's config asks for.
+    The model itself becomes the dequantised one. Names that end in one of `plain` stay as they are;
+    `inputs` says how the model rounds the inputs of the others, as the config asks for.
     """
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for name, module in model.named_modules():
-        if type(module) is not nn.Linear or name in plain:
+        if type(module) is not nn.Linear or name.endswith(plain):
             continue
-        written = encode(state.pop(f"{name}.weight").float())
+        written = encode(name, state.pop(f"{name}.weight").float())
         state |= {f"{name}.{own}": tensor for own, tensor in written.tensors.items()}
         module.weight.data = written.dense
         if inputs:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -33,15 +32,21 @@ class Case:
     """One kind of checkpoint: its config, its writer, and what its layers are in our words."""
 
     config: dict[str, Any]
-    encode: Callable[[torch.Tensor], checkpoints.Written]
+    encode: Callable[[str, torch.Tensor], checkpoints.Written]
     format: str
     inputs: str = ""
     sizes: dict[str, int] = field(default_factory=lambda: SIZES)
 
 
+def _weight(
+    encode: Callable[..., checkpoints.Written], **options: Any
+) -> Callable[[str, torch.Tensor], checkpoints.Written]:
+    return lambda name, weight: encode(weight, **options)
+
+
 def _gptq(format: str, **options: Any) -> Case:
     config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False}
-    return Case({**config, **options}, partial(checkpoints.gptq, **options), format)
+    return Case({**config, **options}, _weight(checkpoints.gptq, **options), format)
 
 
 CASES = {
@@ -59,26 +64,26 @@ CASES = {
             "activation_scheme": "dynamic",
             "weight_block_size": [128, 128],
         },
-        checkpoints.fp8_blocks,
+        _weight(checkpoints.fp8_blocks),
         "fp8_e4m3fn/block:128x128/float32",
         "group",
         UNEVEN,
     ),
     "fp8 tensor": Case(
         {"quant_method": "fp8", "activation_scheme": "dynamic"},
-        checkpoints.fp8_tensor,
+        _weight(checkpoints.fp8_tensor),
         "fp8_e4m3fn/tensor/float32",
         "token",
     ),
     "fp8 tensor, static": Case(
         {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None},
-        partial(checkpoints.fp8_tensor, name="weight_scale_inv", static="activation_scale"),
+        _weight(checkpoints.fp8_tensor, name="weight_scale_inv", static="activation_scale"),
         "fp8_e4m3fn/tensor/float32",
         "static",
     ),
     "fp8 channel": Case(
         {"quant_method": "fp8", "activation_scheme": "dynamic"},
-        checkpoints.fp8_channel,
+        _weight(checkpoints.fp8_channel),
         "fp8_e4m3fn/channel/float32",
         "token",
     ),
@@ -106,3 +111,145 @@ def test_a_checkpoint_gives_the_dequantised_models_logits_and_its_own_bytes(
     kept = model.state_dict()
     assert kept.keys() == state.keys()
     assert all(same_bits(kept[key], tensor) for key, tensor in state.items())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_engine_gives_the_dequantised_models_greedy_tokens(name: str, tmp_path: Path) -> None:
+    reference, _ = _written(tmp_path, CASES[name])
+    engine = Engine(load(tmp_path), max_batch=2, block_size=4, num_blocks=48, compile=False)
+    prompts = [[3, 4, 5], [9, 8, 7, 6, 5, 40, 41, 42, 43, 44, 45, 46, 47]]
+    params = SamplingParams(max_new_tokens=8, ignore_eos=True)
+    for prompt, output in zip(prompts, engine.generate(prompts, params), strict=True):
+        ids = torch.tensor([[*prompt, *output.token_ids]])
+        with torch.inference_mode():
+            found = reference(input_ids=ids).logits[0, len(prompt) - 1 : -1]
+        chosen = found.gather(-1, torch.tensor(output.token_ids)[:, None])[:, 0]
+        # Its own best at every step, unless two are closer than rounding.
+        assert (found.amax(-1) - chosen).max() < 1e-4
+
+
+def test_adapt_leaves_the_layers_and_replaces_what_is_around_them(tmp_path: Path) -> None:
+    reference, state = _written(tmp_path, CASES["gptq"])
+    model: Any = load(tmp_path).model
+    adapted = polysilicon.adapt(model)
+    assert not [row for row in adapted.report.rows if row.status == "kept"]
+    linears = [row for row in adapted.report.rows if row.replaced_by == "QuantizedLinear"]
+    assert len(linears) == 2 * 7
+    assert "packed as in the checkpoint" in linears[0].reason
+    torch.testing.assert_close(logits(model), logits(reference), rtol=0, atol=1e-5)
+    assert model.state_dict().keys() == state.keys()
+    adapted.undo()
+    assert isinstance(model.model.layers[0].mlp.down_proj, QuantizedLinear)
+    torch.testing.assert_close(logits(model), logits(reference), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gptq act-order", "fp8 blocks"])
+def test_a_saved_model_is_the_same_checkpoint(name: str, tmp_path: Path) -> None:
+    _, state = _written(tmp_path / "one", CASES[name])
+    model: Any = load(tmp_path / "one").model
+    model.save_pretrained(tmp_path / "two")
+    again: Any = load(tmp_path / "two").model
+    assert torch.equal(logits(again), logits(model))
+    kept = again.state_dict()
+    assert all(same_bits(kept[key], tensor) for key, tensor in state.items())
+
+
+def test_the_asked_dtype_is_that_of_activations_and_plain_tensors(tmp_path: Path) -> None:
+    _written(tmp_path, CASES["gptq"])
+    model: Any = load(tmp_path, dtype="bfloat16").model
+    layer = model.model.layers[0].mlp.up_proj
+    assert (model.dtype, layer.scales.dtype) == (torch.bfloat16, torch.float16)
+    assert layer.problems()["quantized_linear"].dtype == "bfloat16"
+    assert model.model.embed_tokens.weight.dtype == torch.bfloat16
+    assert polysilicon.adapt(model).report.dtype == "bfloat16"
+
+
+def test_a_quantised_head_and_biases_are_loaded(tmp_path: Path) -> None:
+    model = tiny_model("llama", **SIZES, attention_bias=True)
+    case = CASES["gptq"]
+    config = {**case.config, "lm_head": True}
+    checkpoints.write(tmp_path, model, config, case.encode, plain=("none",))
+    ours: Any = load(tmp_path).model
+    assert isinstance(ours.lm_head, QuantizedLinear)
+    assert ours.model.layers[0].self_attn.q_proj.bias is not None
+    torch.testing.assert_close(logits(ours), logits(model), rtol=0, atol=1e-5)
+
+
+def test_gptqs_dynamic_field_is_followed(tmp_path: Path) -> None:
+    model = tiny_model("llama", **SIZES)
+    config = CASES["gptq"].config | {
+        "dynamic": {r"-:.*\.down_proj": {}, r"+:.*\.layers\.1\..*": {"bits": 8, "group_size": 64}}
+    }
+    first, second = ({"bits": 4, "group_size": 32}, {"bits": 8, "group_size": 64})
+    checkpoints.write(
+        tmp_path,
+        model,
+        config,
+        lambda name, w: checkpoints.gptq(w, **(second if "layers.1" in name else first)),
+        plain=("lm_head", "down_proj"),
+    )
+    ours: Any = load(tmp_path).model
+    layers = ours.model.layers
+    assert str(layers[0].mlp.up_proj.format) == "int4.gptq/group:32/float16/zeros"
+    assert str(layers[1].mlp.up_proj.format) == "int8.gptq/group:64/float16/zeros"
+    assert isinstance(layers[1].mlp.down_proj, torch.nn.Linear)
+    torch.testing.assert_close(logits(ours), logits(model), rtol=0, atol=1e-5)
+
+
+GPTQ, FP8 = CASES["gptq"].config, CASES["fp8 blocks"].config
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"quant_method": "quip"}, r"quant_method is 'quip', expected one of 'gptq'"),
+        ([1], r"quantization_config is \[1\], expected a JSON object"),
+        ({**GPTQ, "bits": 3}, r"quantization_config\.bits is 3, expected one of 4, 8"),
+        ({**GPTQ, "group_size": 0}, r"group_size is 0, expected a number of inputs, or -1"),
+        ({**GPTQ, "checkpoint_format": "marlin"}, r"checkpoint_format is 'marlin', expected one"),
+        ({**GPTQ, "dynamic": {"+:.*": {"bits": 2}}}, r"dynamic\['\+:\.\*'\]\.bits is 2"),
+        ({**FP8, "fmt": "e5m2"}, r"fmt is 'e5m2', expected one of 'e4m3'"),
+        ({**FP8, "weight_block_size": [128]}, r"weight_block_size is \[128\], expected two"),
+        ({**FP8, "activation_scheme": "static"}, r"activation_scheme is 'static', expected 'dyn"),
+    ],
+)
+def test_a_config_that_is_not_supported_names_the_field(
+    config: Any, message: str, tmp_path: Path
+) -> None:
+    _written(tmp_path, CASES["gptq"])
+    edit_config(tmp_path, quantization_config=config)
+    with pytest.raises(LoadError, match=message):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("gptq", {"group_size": 64}, r"down_proj: .*shape \(8, 128\), expected \(4, 128\)"),
+        ("gptq", {"quant_method": "fp8"}, "has no tensors of that method"),
+        ("gptq", {"dynamic": {"-:.*up_proj": {}}}, "up_proj is stored quantised and config"),
+        ("fp8 channel", {"weight_block_size": [128, 128]}, r"weight_scale has shape \(128, 1\)"),
+        ("fp8 tensor", {"activation_scheme": "static"}, "no static scale"),
+    ],
+)
+def test_weights_that_are_not_as_the_config_says_are_refused(
+    name: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    _written(tmp_path, CASES[name])
+    edit_config(tmp_path, quantization_config={**CASES[name].config, **changes})
+    with pytest.raises(LoadError, match=message):
+        load(tmp_path)
+
+
+def test_quantised_weights_without_a_config_are_not_read_as_plain_ones(tmp_path: Path) -> None:
+    _written(tmp_path, CASES["fp8 channel"])
+    edit_config(tmp_path, quantization_config=None)
+    with pytest.raises(LoadError, match=r"stored as float8_e4m3fn .*need the quantization_config"):
+        load(tmp_path)
+
+
+def test_a_weight_without_its_module_is_refused(tmp_path: Path) -> None:
+    _written(tmp_path, CASES["gptq"])
+    edit_config(tmp_path, num_hidden_layers=1)
+    with pytest.raises(LoadError, match=r"model\.layers\.1\S+ is stored quantised .* no linear"):
+        load(tmp_path)

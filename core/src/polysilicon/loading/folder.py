@@ -57,8 +57,11 @@ def load_folder(
     Raises:
         LoadError: files are missing, damaged, or of a kind refused unless asked for.
     """
+    quantization = _quantization(folder / "config.json")
     config, remote = _config(folder, trust_remote_code)
-    quantization = _take_quantization(folder / "config.json", config)
+    for part in (config, config.get_text_config(decoder=True)):
+        # Ours to read: Transformers would ask for the method's own package.
+        vars(part).pop("quantization_config", None)
     cls = model_class(config, folder, remote=remote)
 
     def wanted(name: str) -> torch.dtype:
@@ -125,11 +128,11 @@ def _check_known(path: Path, raw: dict[str, Any], known: bool) -> None:
         )
 
 
-def _take_quantization(path: Path, config: PreTrainedConfig) -> Quantization | None:
-    """What the config says about quantised weights, taken out of it: our quantiser reads them."""
-    settings = None
-    for part in (config, config.get_text_config(decoder=True)):
-        settings = vars(part).pop("quantization_config", None) or settings
+def _quantization(path: Path) -> Quantization | None:
+    raw = read_json(path)
+    text = raw.get("text_config")
+    inner = text.get("quantization_config") if isinstance(text, dict) else None
+    settings = raw.get("quantization_config", inner)
     return None if settings is None else read_quantization(path, settings)
 
 

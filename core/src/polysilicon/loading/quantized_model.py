@@ -13,7 +13,6 @@ from polysilicon.errors import LoadError
 from polysilicon.layers.quantized_linear import QuantizedLinear
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from transformers import PreTrainedModel
@@ -81,21 +80,20 @@ class _Names:
         self._renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
         self._converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
         self._prefix = model.base_model_prefix
-        self._known: Mapping[str, Any] = model.state_dict()
+        self._known: dict[str, Any] = model.state_dict()
 
     def module(self, name: str) -> str | None:
         """The module whose weight the checkpoint calls `name`; None where there is none."""
+        renamed: str
         renamed, pattern = rename_source_key(
-            name, self._renamings, self._converters, self._prefix, dict(self._known)
+            name, self._renamings, self._converters, self._prefix, self._known
         )
         if pattern is not None or renamed not in self._known:
             return None
         return renamed.removesuffix(".weight")
 
 
-def _linear(
-    folder: Path, weight: Weight, module: nn.Linear, dtype: torch.dtype
-) -> QuantizedLinear:
+def _linear(folder: Path, weight: Weight, module: nn.Linear, dtype: torch.dtype) -> QuantizedLinear:
     tensors = {
         name: torch.empty(entry.shape, dtype=entry.dtype, device="meta")
         for name, entry in weight.parts.values()

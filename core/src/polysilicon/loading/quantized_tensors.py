@@ -89,9 +89,7 @@ def plain_tensors(
     return left
 
 
-def _grouped(
-    entries: Mapping[str, Entry], method: str
-) -> dict[str, dict[str, tuple[str, Entry]]]:
+def _grouped(entries: Mapping[str, Entry], method: str) -> dict[str, dict[str, tuple[str, Entry]]]:
     """Module → argument → (tensor's own name, entry), for all names that may be of a weight."""
     arguments = {
         name: argument
@@ -138,4 +136,3 @@ def _format(scheme: Scheme, parts: Mapping[str, tuple[str, Entry]]) -> Format:
     granularity = scheme.granularity or ("tensor" if shape in ((), (1,)) else "channel")
     zeros = "/zeros" if scheme.zeros else ""
     return formats.parse(f"{scheme.code}/{granularity}/{dtype_name(scale.dtype)}{zeros}")
-

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 METHOD = "polysilicon"
 
 
-class LayersConfig(QuantizationConfigMixin):
+class LayersConfig(QuantizationConfigMixin):  # type: ignore[misc]
     """What a loaded model's config says: written out, it is what the checkpoint said.
 
     Args:

@@ -130,9 +130,7 @@ def _header(path: Path) -> dict[str, Entry]:
         raise LoadError(
             f"{path} has a damaged safetensors header ({error}): fetch it again"
         ) from None
-    end = max(
-        (e.offset + e.nbytes for e in entries.values()), default=0
-    )
+    end = max((e.offset + e.nbytes for e in entries.values()), default=0)
     if end > size:
         raise LoadError(
             f"{path} is cut off: its header needs {end} bytes and it has {size}; fetch it again"
