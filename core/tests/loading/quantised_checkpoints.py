@@ -2,7 +2,8 @@
 
 Independent of our encoding code: numpy shifts for what is packed, and beside every stored weight
 the numbers that it stands for. Sources: GPTQModel and AutoAWQ (`qweight`, `qzeros`, `scales`),
-DeepSeek-V3's README_WEIGHTS.md (`weight_scale_inv`).
+compressed-tensors (`weight_packed`, `weight_scale`), DeepSeek-V3's README_WEIGHTS.md
+(`weight_scale_inv`).
 """
 
 from __future__ import annotations
@@ -84,6 +85,58 @@ def gptq(
     return Written(tensors, dense)
 
 
+def awq(weight: Tensor, *, group_size: int = 32) -> Written:
+    """qweight [K, N/8], qzeros [G, N/8], scales [G, N]; a word holds columns 0 2 4 6 1 3 5 7."""
+    groups = np.arange(weight.shape[1]) // group_size
+    codes, scales, zeros, dense = _rounded(weight.numpy(), groups, 4, False, torch.float16)
+    order = np.array([0, 2, 4, 6, 1, 3, 5, 7])
+
+    def words(values: np.ndarray) -> Tensor:
+        eights = values.reshape(values.shape[0], -1, 8)[:, :, order]
+        return _packed(eights.reshape(values.shape), 4, 1)
+
+    tensors = {
+        "qweight": words(codes.T),
+        "qzeros": words(zeros.T),
+        "scales": scales.T.contiguous(),
+    }
+    return Written(tensors, dense)
+
+
+def pack_quantized(
+    weight: Tensor,
+    *,
+    bits: int = 4,
+    group_size: int | None = 32,
+    symmetric: bool = True,
+    act_order: bool = False,
+) -> Written:
+    """weight_packed [N, K/p], weight_scale [N, G], weight_zero_point [N/p, G], weight_shape."""
+    rows, columns = weight.shape
+    order = np.arange(columns)
+    if act_order:
+        order = np.random.default_rng(3).permutation(columns)
+    groups = order // (group_size or columns)
+    codes, scales, zeros, dense = _rounded(weight.numpy(), groups, bits, symmetric, torch.bfloat16)
+    tensors = {
+        "weight_packed": _packed(codes, bits, 1),
+        "weight_scale": scales,
+        "weight_shape": torch.tensor([rows, columns]),
+    }
+    if not symmetric:
+        tensors["weight_zero_point"] = _packed(zeros, bits, 0)
+    if act_order:
+        tensors["weight_g_idx"] = torch.from_numpy(groups.astype(np.int32))
+    return Written(tensors, dense)
+
+
+def int8_channel(weight: Tensor) -> Written:
+    """weight int8 [N, K] with a scale [N, 1]."""
+    scale = (weight.abs().amax(1, keepdim=True) / 127).bfloat16()
+    stored = (weight / scale.float()).round().clamp(-127, 127).to(torch.int8)
+    return Written({"weight": stored, "weight_scale": scale}, stored.float() * scale.float())
+
+
 def fp8_blocks(weight: Tensor, *, size: int = 128) -> Written:
     """weight float8 [N, K] and weight_scale_inv [N/size, K/size]: what to multiply it with."""
     rows, columns = weight.shape
@@ -117,7 +170,13 @@ def fp8_channel(weight: Tensor) -> Written:
 
 
 def rounded_input(x: Tensor, kind: str) -> Tensor:
-    """What a kernel multiplies in the place of x: `token`, `group` of 128 or `static` fp8 codes."""
+    """What a kernel multiplies in the place of x.
+
+    `token`, `group` (of 128) or `static` codes in fp8, `int8` codes by token.
+    """
+    if kind == "int8":
+        scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 127
+        return (x / scale).round().clamp(-127, 127) * scale
     if kind == "static":
         return (x / 0.05).clamp(-448, 448).to(torch.float8_e4m3fn).float() * 0.05
     size = 128 if kind == "group" else x.shape[-1]

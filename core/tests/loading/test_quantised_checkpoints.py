@@ -49,6 +49,44 @@ def _gptq(format: str, **options: Any) -> Case:
     return Case({**config, **options}, _weight(checkpoints.gptq, **options), format)
 
 
+def _compressed(
+    layout: str,
+    weights: dict[str, Any],
+    encode: Callable[[str, torch.Tensor], checkpoints.Written],
+    format: str,
+    inputs: str = "",
+    activations: dict[str, Any] | None = None,
+) -> Case:
+    """A checkpoint of compressed-tensors as llm-compressor writes its config."""
+    group = {
+        "targets": ["Linear"],
+        "weights": {"symmetric": True, "dynamic": False, "actorder": None, **weights},
+        "input_activations": activations,
+        "output_activations": None,
+    }
+    config = {
+        "quant_method": "compressed-tensors",
+        "format": layout,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+    }
+    return Case(config, encode, format, inputs)
+
+
+def _packed(format: str, bits: int = 4, **options: Any) -> Case:
+    size = options.get("group_size", 32)
+    weights = {"num_bits": bits, "type": "int", "group_size": size}
+    weights["strategy"] = "channel" if size is None else "group"
+    weights["symmetric"] = options.get("symmetric", True)
+    weights["actorder"] = "group" if options.get("act_order") else None
+    encode = _weight(checkpoints.pack_quantized, bits=bits, **options)
+    return _compressed("pack-quantized", weights, encode, format)
+
+
+DYNAMIC = {"num_bits": 8, "symmetric": True, "dynamic": True, "strategy": "token"}
+
 CASES = {
     "gptq": _gptq("int4.gptq/group:32/float16/zeros"),
     "gptq group 64": _gptq("int4.gptq/group:64/float16/zeros", group_size=64, sym=False),
@@ -57,6 +95,47 @@ CASES = {
     "gptq act-order": _gptq("int4.gptq/group:32/float16/zeros", desc_act=True, sym=False),
     "gptq 8 bits": _gptq("int8.gptq/group:32/float16/zeros", bits=8),
     "gptq_v2": _gptq("int4.gptq_v2/group:32/float16/zeros", checkpoint_format="gptq_v2", sym=False),
+    "awq": Case(
+        {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True},
+        _weight(checkpoints.awq),
+        "int4.awq/group:32/float16/zeros",
+    ),
+    "awq group 128": Case(
+        {"quant_method": "awq", "w_bit": 4, "q_group_size": 128, "version": "GEMM"},
+        _weight(checkpoints.awq, group_size=128),
+        "int4.awq/group:128/float16/zeros",
+    ),
+    "W4A16": _packed("int4.compressed_tensors/group:32/bfloat16"),
+    "W4A16 group 128": _packed("int4.compressed_tensors/group:128/bfloat16", group_size=128),
+    "W4A16 zeros": _packed(
+        "int4.compressed_tensors/group:64/bfloat16/zeros", group_size=64, symmetric=False
+    ),
+    "W4A16 act-order": _packed("int4.compressed_tensors/group:32/bfloat16", act_order=True),
+    "W8A16": _packed("int8.compressed_tensors/channel/bfloat16", 8, group_size=None),
+    "W8A8": _compressed(
+        "int-quantized",
+        {"num_bits": 8, "type": "int", "strategy": "channel"},
+        _weight(checkpoints.int8_channel),
+        "int8/channel/bfloat16",
+        "int8",
+        {**DYNAMIC, "type": "int"},
+    ),
+    "float-quantized": _compressed(
+        "float-quantized",
+        {"num_bits": 8, "type": "float", "strategy": "channel"},
+        _weight(checkpoints.fp8_channel),
+        "fp8_e4m3fn/channel/float32",
+        "token",
+        {**DYNAMIC, "type": "float"},
+    ),
+    "float-quantized, static": _compressed(
+        "float-quantized",
+        {"num_bits": 8, "type": "float", "strategy": "tensor"},
+        _weight(checkpoints.fp8_tensor, static="input_scale"),
+        "fp8_e4m3fn/tensor/float32",
+        "static",
+        {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False},
+    ),
     "fp8 blocks": Case(
         {
             "quant_method": "fp8",
@@ -196,7 +275,15 @@ def test_gptqs_dynamic_field_is_followed(tmp_path: Path) -> None:
     torch.testing.assert_close(logits(ours), logits(model), rtol=0, atol=1e-5)
 
 
-GPTQ, FP8 = CASES["gptq"].config, CASES["fp8 blocks"].config
+GPTQ, FP8, AWQ = (CASES[name].config for name in ("gptq", "fp8 blocks", "awq"))
+W4 = CASES["W4A16"].config
+
+
+def _group(**changes: Any) -> dict[str, Any]:
+    """The config of a W4A16 checkpoint with other weights or inputs."""
+    group = W4["config_groups"]["group_0"]
+    weights = {**group["weights"], **changes.pop("weights", {})}
+    return {**W4, "config_groups": {"group_0": {**group, "weights": weights, **changes}}}
 
 
 @pytest.mark.parametrize(
@@ -208,6 +295,23 @@ GPTQ, FP8 = CASES["gptq"].config, CASES["fp8 blocks"].config
         ({**GPTQ, "group_size": 0}, r"group_size is 0, expected a number of inputs, or -1"),
         ({**GPTQ, "checkpoint_format": "marlin"}, r"checkpoint_format is 'marlin', expected one"),
         ({**GPTQ, "dynamic": {"+:.*": {"bits": 2}}}, r"dynamic\['\+:\.\*'\]\.bits is 2"),
+        ({**AWQ, "version": "gemv"}, r"version is 'gemv', expected one of 'gemm', 'GEMM'"),
+        ({**AWQ, "zero_point": False}, r"zero_point is False, expected one of True"),
+        ({**AWQ, "bits": 8}, r"bits is 8, expected one of 4"),
+        ({**W4, "format": "marlin-24"}, r"quantization_config\.format is 'marlin-24', expected"),
+        ({**W4, "kv_cache_scheme": {"num_bits": 8}}, r"kv_cache_scheme is .*, expected none"),
+        ({**W4, "config_groups": {}}, r"config_groups is \{\}, expected at least one group"),
+        (_group(weights={"num_bits": 3}), r"group_0\.weights\.num_bits is 3, expected one of 4, 8"),
+        (_group(weights={"strategy": "tensor"}), r"weights\.strategy is 'tensor', expected one"),
+        (
+            _group(input_activations={**DYNAMIC, "symmetric": False}),
+            r"input_activations\.symmetric is False, expected one of True",
+        ),
+        (
+            _group(input_activations={**DYNAMIC, "strategy": "tensor"}),
+            r"input_activations\.strategy is 'tensor', expected one of 'token', 'group'",
+        ),
+        (_group(output_activations={"num_bits": 8}), r"output_activations is .*, expected none"),
         ({**FP8, "fmt": "e5m2"}, r"fmt is 'e5m2', expected one of 'e4m3'"),
         ({**FP8, "weight_block_size": [128]}, r"weight_block_size is \[128\], expected two"),
         ({**FP8, "activation_scheme": "static"}, r"activation_scheme is 'static', expected 'dyn"),
@@ -228,6 +332,7 @@ def test_a_config_that_is_not_supported_names_the_field(
         ("gptq", {"group_size": 64}, r"down_proj: .*shape \(8, 128\), expected \(4, 128\)"),
         ("gptq", {"quant_method": "fp8"}, "has no tensors of that method"),
         ("gptq", {"dynamic": {"-:.*up_proj": {}}}, "up_proj is stored quantised and config"),
+        ("W4A16", {"ignore": ["re:.*up_proj"]}, "up_proj is stored quantised and config.json says"),
         ("fp8 channel", {"weight_block_size": [128, 128]}, r"weight_scale has shape \(128, 1\)"),
         ("fp8 tensor", {"activation_scheme": "static"}, "no static scale"),
     ],

@@ -181,8 +181,102 @@ def _fp8(fields: _Fields) -> Callable[[str], Scheme | None]:
     return lambda module: found
 
 
+def _compressed_tensors(fields: _Fields) -> Callable[[str], Scheme | None]:
+    """The fields of compressed-tensors (llm-compressor): groups of modules and their schemes."""
+    fields.among("quantization_status", ("compressed",), "compressed")
+    fields.absent("kv_cache_scheme", "transform_config")
+    sparsity = fields.get("sparsity_config") or {}
+    if sparsity.get("format", "dense") != "dense":
+        raise fields.error("sparsity_config", "none: it is not supported")
+    groups = fields.inner("config_groups")
+    if not groups.values:
+        raise fields.error("config_groups", "at least one group of modules")
+    targets: list[tuple[str, Scheme]] = []
+    for name in groups.values:
+        group = groups.inner(name)
+        found = _compressed_scheme(fields, group)
+        targets += [(target, found) for target in group.get("targets") or ()]
+    ignored: list[str] = fields.get("ignore") or []
+
+    def scheme(module: str) -> Scheme | None:
+        if any(_names(pattern, module) for pattern in ignored):
+            return None
+        named = [found for target, found in targets if _names(target, module)]
+        usual = [found for target, found in targets if target == "Linear"]
+        return next(iter(named + usual), None)
+
+    return scheme
+
+
+def _names(target: str, module: str) -> bool:
+    """Whether a target is a module's name, or a pattern (`re:`) of it."""
+    if target.startswith("re:"):
+        return re.match(target.removeprefix("re:"), module) is not None
+    return target == module
+
+
+#: Layout of a group of compressed-tensors → types of its weights.
+_LAYOUTS = {
+    "pack-quantized": ("int",),
+    "int-quantized": ("int",),
+    "float-quantized": ("float",),
+    "naive-quantized": ("int", "float"),
+}
+
+
+def _compressed_scheme(fields: _Fields, group: _Fields) -> Scheme:
+    group.absent("output_activations")
+    holder = group if group.get("format") else fields
+    layout = holder.among("format", tuple(_LAYOUTS))
+    weights = group.inner("weights")
+    kind = weights.among("type", _LAYOUTS[layout], "int")
+    weights.among("dynamic", (False,), False)
+    symmetric = weights.among("symmetric", (True, False), True)
+    if layout == "pack-quantized":
+        code = f"int{weights.among('num_bits', (4, 8))}.compressed_tensors"
+    else:
+        weights.among("num_bits", (8,))
+        weights.among("symmetric", (True,), True)
+        code = "int8" if kind == "int" else "fp8_e4m3fn"
+    return Scheme(
+        code=code,
+        granularity=_strategy(weights, packed=layout == "pack-quantized"),
+        zeros=not symmetric,
+        activation=_input_scheme(group),
+        act_order=weights.get("actorder") in ("group", "dynamic"),
+    )
+
+
+def _strategy(weights: _Fields, *, packed: bool) -> str:
+    usual = ("channel", "group")
+    kind: str = weights.among("strategy", usual if packed else (*usual, "tensor", "block"))
+    if kind == "group":
+        return _groups(weights, "group_size")
+    if kind == "block":
+        block = weights.get("block_structure")
+        if not isinstance(block, list) or len(block) != 2:
+            raise weights.error("block_structure", "two numbers, rows and columns")
+        return f"block:{block[0]}x{block[1]}"
+    return kind
+
+
+def _input_scheme(group: _Fields) -> str:
+    """The format in which a group's inputs are multiplied; empty where they are left alone."""
+    if group.get("input_activations") is None:
+        return ""
+    inputs = group.inner("input_activations")
+    inputs.among("num_bits", (8,))
+    inputs.among("symmetric", (True,), True)
+    code = "int8" if inputs.among("type", ("int", "float"), "int") == "int" else "fp8_e4m3fn"
+    if not inputs.among("dynamic", (True, False), False):
+        return f"{code}/{inputs.among('strategy', ('tensor',), 'tensor')}"
+    kind = inputs.among("strategy", ("token", "group"))
+    return f"{code}/{_groups(inputs, 'group_size') if kind == 'group' else kind}"
+
+
 _METHODS: dict[str, Callable[[_Fields], Callable[[str], Scheme | None]]] = {
     "gptq": _gptq,
     "awq": _awq,
+    "compressed-tensors": _compressed_tensors,
     "fp8": _fp8,
 }

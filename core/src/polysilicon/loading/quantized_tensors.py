@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _CODES = {
     "gptq": ("int4.gptq",),
     "awq": ("int4.awq",),
+    "compressed-tensors": ("int4.compressed_tensors", "int8"),
     "fp8": ("fp8_e4m3fn",),
 }
 _PLAIN = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
