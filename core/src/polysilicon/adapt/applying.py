@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from polysilicon.adapt import fusing, structure
+from polysilicon.adapt import attention_in_code, fusing, structure
 from polysilicon.adapt.probe import Unverified
 from polysilicon.adapt.rebinding import Rebound, forget, global_functions, innermost, rebind
 from polysilicon.adapt.recording import ModuleCall, run_probe
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from polysilicon.adapt.work import Work
-    from polysilicon.layers.base import Layer
 
 #: Child of an attention module whose rotary function is ours.
 CHILD = "polysilicon_rotary"
@@ -54,7 +53,7 @@ def _replace(
         if given or named:
             work.kept(f"{path}:forward", "rotary", seen)
         return
-    layers: dict[str, Layer] = {}
+    layers: dict[str, nn.Module] = {}
     for name, calls in seen.items():
         try:
             layer, error = recognise_rotation(functions[name], calls)
@@ -65,11 +64,21 @@ def _replace(
         layers[name] = layer
         work.replaced(f"{path}:{name}", "rotary", layer, error)
     if layers:
-        rebound = Rebound(module, layers)
+        own = _own_code(module)
+        attending = {} if own is None else own.layers
+        rebound = Rebound(module, attending | layers, None if own is None else own.site)
         work.surgery.attach(module, CHILD, rebound)
         work.surgery.set_attribute(module, "forward", rebound.forward)
     elif given and not named:
         work.kept(f"{path}:forward", "rotary", "it turns q and k in its own code")
+
+
+def _own_code(module: nn.Module) -> Rebound | None:
+    """What stands for the module's forward since its attention became ours, if that did."""
+    own = module._modules.get(attention_in_code.CHILD)
+    if not isinstance(own, Rebound) or own.site is None or own.site.method != "forward":
+        return None
+    return own
 
 
 def _functions(module: nn.Module) -> dict[str, Callable[..., Any]]:
@@ -132,7 +141,8 @@ def _watch(work: Work, apart: dict[str, nn.Module]) -> dict[str, Seen | str]:
 
 
 def _watch_one(work: Work, module: nn.Module) -> tuple[Seen, str]:
-    if "forward" in vars(module) or structure.obstacle(module):
+    own = _own_code(module)
+    if ("forward" in vars(module) and own is None) or structure.obstacle(module):
         raise Unverified("its forward was replaced before, or it must not be touched")
     seen: Seen = {}
 
@@ -147,6 +157,6 @@ def _watch_one(work: Work, module: nn.Module) -> tuple[Seen, str]:
     forward = type(module).forward
     functions = global_functions(innermost(forward))
     watched = {name: noting(name, function) for name, function in functions.items()}
-    rebound, name = rebind(forward, watched)
+    rebound, name = rebind(forward, watched) if own is None else own.rebind(watched)
     work.surgery.set_attribute(module, "forward", rebound.__get__(module))
     return seen, name

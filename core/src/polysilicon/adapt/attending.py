@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
-from polysilicon.adapt import applying, fusing, own_attention, structure
+from polysilicon.adapt import applying, attention_in_code, fusing, own_attention, structure
 from polysilicon.adapt.attention import build_attention, check_mask
 from polysilicon.adapt.interface import CHILD, KNOWN, Interface, Recorder, original_function
 from polysilicon.adapt.probe import Unverified
@@ -16,7 +16,7 @@ from polysilicon.adapt.recording import record
 from polysilicon.layers.attention import Attention
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from torch import nn
 
@@ -105,11 +105,13 @@ class Attending:
             elif not structure.is_leaf(module):
                 self._attach_own(path, module)
         self._share_caches()
+        reasons = attention_in_code.replace_attention_in_code(work)
         applying.replace_rotations(work)
-        list_attention(work, "it computes attention in its own code")
+        list_attention(work, "it computes attention in its own code", reasons)
         kept = any(r.kind == "attention" and r.status == "kept" for r in work.rows.values())
-        if not kept:
-            # Additive masks are for the eager functions of modules that stay.
+        in_code = any(attention_in_code.CHILD in m._modules for m in work.modules.values())
+        if not kept and not in_code:
+            # Additive masks are for the eager functions of modules that stay, and for own code.
             self.interface.mask_implementation = "sdpa"
 
     def _switch(self) -> None:
@@ -196,11 +198,12 @@ class Attending:
         work.attention.clear()
 
 
-def list_attention(work: Work, reason: str) -> None:
-    """Lists the attention modules that did not call the interface."""
+def list_attention(work: Work, reason: str, more: Mapping[str, str] = {}) -> None:
+    """Lists the attention modules that did not call the interface; `more` is why, by path."""
     for path, module in work.modules.items():
         if module not in work.recording.attention and _attends_by_itself(path, module, work):
-            work.kept(path, "attention", reason)
+            why = next((more[p] for p in more if f"{p}.".startswith(f"{path}.")), "")
+            work.kept(path, "attention", f"{reason}: {why}" if why else reason)
 
 
 def _attends_by_itself(path: str, module: nn.Module, work: Work) -> bool:

@@ -10,23 +10,22 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._pytree import tree_map_only
 
 from polysilicon.adapt import structure
 from polysilicon.adapt.probe import (
     Inputs,
     Unverified,
+    as_floats,
     first_verified,
     generator,
-    relative_error,
     verify,
+    verify_rounding,
 )
 from polysilicon.adapt.self_attention import FORMS, NormPlace, Parts, RotaryForm, SelfAttention
 from polysilicon.layers.activation import Activation
 from polysilicon.layers.linear import Linear
 from polysilicon.layers.norm import LayerNorm, RMSNorm
 from polysilicon.layers.quantized_linear import QuantizedLinear
-from polysilicon.ops.contract import tolerance
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,9 +38,6 @@ if TYPE_CHECKING:
 
 #: Child that holds the one-piece form.
 CHILD = "polysilicon_self_attention"
-
-#: Ratio of the largest errors of a few probes that chance explains.
-_CHANCE = 4
 
 #: How q and k are turned, and where their norms stand.
 Form = tuple[RotaryForm | None, NormPlace]
@@ -161,7 +157,7 @@ def _attempt(
     if exact is None:
         fused = subject.fused(form)
         return fused, _proved(subject, fused, probes)
-    floats = [_as_floats(probe) for probe in probes]
+    floats = [as_floats(probe) for probe in probes]
     _proved(exact, exact.fused(form), floats)
     fused = subject.fused(form)
     return fused, _rounding(subject, fused, exact, probes, floats)
@@ -185,33 +181,16 @@ def _rounding(
     probes: list[Inputs],
     floats: list[Inputs],
 ) -> float:
-    """Error in a short dtype against float32, held against the original's own.
-
-    Roundings follow one another here, and the softmax of large scores enlarges them: no bound
-    that fits every weight would be sharp. The form is proved by now.
-    """
+    """Error in a short dtype, the form being proved."""
     weight = subject.parts.qkv[0].weight
-    worst, least = 0.0, tolerance(weight.dtype, max(weight.shape))[0]
-    for probe, wide in zip(probes, floats, strict=True):
-        truth = _run_with_cache(exact.module.forward, *wide.args, **wide.kwargs)
-        theirs = _run_with_cache(subject.module.forward, *probe.args, **probe.kwargs)
-        ours = _run_with_cache(fused, *probe.args, **probe.kwargs)
-        allowed = max(least, _CHANCE * relative_error(truth, [x.float() for x in theirs]))
-        error = relative_error(truth, [x.float() for x in ours])
-        if not error <= allowed:
-            raise Unverified(f"results differ by {error:.1e} of the largest, allowed {allowed:.1e}")
-        worst = max(worst, error)
-    return worst
-
-
-def _as_floats(probe: Inputs) -> Inputs:
-    """The same arguments in float32; ids and masks of truth values stay."""
-
-    def widen(x: Tensor) -> Tensor:
-        return x.float() if x.is_floating_point() else x
-
-    args, kwargs = tree_map_only(torch.Tensor, widen, (probe.args, probe.kwargs))
-    return Inputs(args, kwargs)
+    return verify_rounding(
+        partial(_run_with_cache, exact.module.forward),
+        partial(_run_with_cache, subject.module.forward),
+        partial(_run_with_cache, fused),
+        list(zip(probes, floats, strict=True)),
+        dtype=weight.dtype,
+        reduction=max(weight.shape),
+    )
 
 
 def _forms(seen: ModuleCall) -> tuple[RotaryForm | None, ...]:

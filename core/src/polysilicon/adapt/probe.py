@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 #: Sizes of probe inputs: norms and activations behave differently at the ends of this range.
 MAGNITUDES = (1e-4, 1e-2, 1.0, 1e2)
 
+#: Ratio of the largest errors of a few probes that chance explains.
+_CHANCE = 4
+
 #: Rows of each magnitude in the probe of many tokens.
 _ROWS = 2
 
@@ -154,6 +157,54 @@ def verify_answers(
             raise Unverified(f"results differ by {error:.1e} of the largest, allowed {bound:.1e}")
         worst = max(worst, error)
     return worst
+
+
+def verify_rounding(
+    truth: Callable[..., list[Tensor]],
+    original: Callable[..., list[Tensor]],
+    replacement: Callable[..., list[Tensor]],
+    probes: Iterable[tuple[Inputs, Inputs]],
+    *,
+    dtype: torch.dtype,
+    reduction: int,
+) -> float:
+    """Error in a short dtype against `truth` in float32, held against the original's own.
+
+    Roundings follow one another in attention, and the softmax of large scores enlarges them: no
+    bound that fits every weight would be sharp. What is computed must be proved in float32 before.
+
+    Args:
+        truth: the original in float32.
+        original: the same in the short dtype.
+        replacement: ours in the short dtype.
+        probes: the same inputs in the short dtype and in float32.
+        dtype: the short dtype.
+        reduction: length of the longest sum.
+
+    Raises:
+        Unverified: the replacement's error is beyond chance larger than the original's.
+    """
+    worst, least = 0.0, tolerance(dtype, reduction)[0]
+    for probe, wide in probes:
+        exact = _run("original", truth, wide)
+        theirs = _run("original", original, probe)
+        ours = _run("replacement", replacement, probe)
+        allowed = max(least, _CHANCE * relative_error(exact, [x.float() for x in theirs]))
+        error = relative_error(exact, [x.float() for x in ours])
+        if not error <= allowed:
+            raise Unverified(f"results differ by {error:.1e} of the largest, allowed {allowed:.1e}")
+        worst = max(worst, error)
+    return worst
+
+
+def as_floats(probe: Inputs) -> Inputs:
+    """The same arguments in float32; ids and masks of truth values stay."""
+
+    def widen(x: Tensor) -> Tensor:
+        return x.float() if x.is_floating_point() else x
+
+    args, kwargs = tree_map_only(torch.Tensor, widen, (probe.args, probe.kwargs))
+    return Inputs(args, kwargs)
 
 
 def _run(who: str, function: Callable[..., Any], probe: Inputs) -> Any:

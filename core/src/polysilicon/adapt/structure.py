@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
+    from polysilicon.adapt.probe import Inputs
     from polysilicon.adapt.recording import ModuleCall
     from polysilicon.adapt.report import Kind
 
@@ -36,7 +37,7 @@ class Candidate:
         return type(self.module).__name__
 
 
-def first_tensor(call: ModuleCall | None) -> Tensor | None:
+def first_tensor(call: ModuleCall | Inputs | None) -> Tensor | None:
     """The first tensor that a recorded call was given."""
     if call is None:
         return None
