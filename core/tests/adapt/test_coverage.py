@@ -159,13 +159,13 @@ SAMPLE: dict[str, tuple[str, bool]] = {
     "bart": ("adapted", False),  # a decoder without its encoder, learned positions with an offset
     "bert": ("adapted", True),  # post-norm, token types
     "bitnet": ("adapted", True),  # norms inside attention and MLP
-    "bloom": ("partly", False),  # ALiBi in its own attention code
+    "bloom": ("adapted", False),  # ALiBi in its own attention code
     "cohere2": ("adapted", True),  # interleaved rotary, mean-centred norm, logit scale
     "cwm": ("adapted", True),  # llama3 rotary scaling with windows
     "deepseek_v3": ("adapted", True),  # latent attention: value heads of another size
     "diffllama": ("adapted", False),  # two attentions in one layer, subtracted
     "exaone4": ("adapted", True),  # norms after the blocks, rotary in some layers only
-    "falcon": ("partly", False),  # one key head, its own attention code
+    "falcon": ("adapted", True),  # one key head, its own attention code
     # Softcaps, windows, 1+w norms, scaled embedding. Where Transformers runs it by SDPA, that drops
     # the softcaps of attention, so attention stays theirs.
     "gemma2": ("partly", False) if Gemma2PreTrainedModel._supports_sdpa else ("adapted", True),
@@ -177,6 +177,7 @@ SAMPLE: dict[str, tuple[str, bool]] = {
     "gpt2": ("adapted", True),  # transposed weights, fused q, k, v
     "gpt_bigcode": ("adapted", True),  # one key head
     "gpt_neox": ("adapted", True),  # q, k, v interleaved by head, parallel residual
+    "gpt_neo": ("adapted", True),  # its own attention code with its own window
     "gpt_oss": ("adapted", True),  # sinks, yarn, experts
     "granite": ("adapted", True),  # multipliers
     "granitemoehybrid": ("partly", False),  # recurrent mixer and experts
@@ -184,6 +185,7 @@ SAMPLE: dict[str, tuple[str, bool]] = {
     "mamba2": ("partly", False),  # no attention
     "minicpm3": ("adapted", True),  # latent attention without experts
     "mixtral": ("adapted", True),  # experts
+    "mpt": ("adapted", False),  # ALiBi, masks of truth values in its own attention code
     "nemotron": ("adapted", True),  # 1+w layer norm, squared ReLU
     "olmo2": ("adapted", True),  # q and k norms over the whole projection
     "opt": ("adapted", True),  # positions counted from the mask

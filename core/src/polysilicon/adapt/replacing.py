@@ -114,7 +114,7 @@ def _try(work: Work, candidate: Candidate, kind: Kind, recognise: Recogniser) ->
 def replace_experts(work: Work) -> None:
     """Replaces routers and stacked experts, whose activations are ours by then."""
     for path, module in work.modules.items():
-        if path in work.rows:
+        if isinstance(module, QuantizedLayer):
             continue
         candidate = work.candidate(path, module)
         if routers.may_be_router(candidate):
