@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,13 +67,14 @@ def gptq(
     sym: bool = True,
     desc_act: bool = False,
     checkpoint_format: str = "gptq",
+    seed: int = 3,
 ) -> Written:
     """qweight [K/p, N], qzeros [G, N/p] (first form: one less), scales [G, N], g_idx [K]."""
     columns = weight.shape[1]
     size = columns if group_size == -1 else group_size
     order = np.arange(columns)
     if desc_act:
-        order = np.random.default_rng(3).permutation(columns)
+        order = np.random.default_rng(seed).permutation(columns)
     groups = order // size
     codes, scales, zeros, dense = _rounded(weight.numpy(), groups, bits, sym, torch.float16)
     stored = zeros - 1 if checkpoint_format == "gptq" else zeros
@@ -187,6 +189,84 @@ def rounded_input(x: Tensor, kind: str) -> Tensor:
     return torch.cat(parts, -1)
 
 
+def mxfp4(stack: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """blocks uint8 [E, N, K/32, 16], scales uint8 [E, N, K/32] and what they stand for [E, N, K].
+
+    OCP Microscaling Formats 1.0: e2m1 numbers, the first of a byte in its low half, times a power
+    of two whose exponent is stored plus 127.
+    """
+    values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=np.float32)
+    groups = stack.numpy().reshape(*stack.shape[:-1], -1, 32)
+    exponent = np.floor(np.log2(np.abs(groups).max(-1))) - 2
+    wide = np.exp2(exponent)[..., None].astype(np.float32)
+    code = np.abs(np.abs(groups / wide)[..., None] - values).argmin(-1)
+    dense = (np.sign(groups) * values[code] * wide).astype(np.float32)
+    nibbles = (code + 8 * (groups < 0)).astype(np.uint8)
+    blocks = nibbles[..., 0::2] | (nibbles[..., 1::2] << 4)
+    return (
+        torch.from_numpy(blocks),
+        torch.from_numpy((exponent + 127).astype(np.uint8)),
+        torch.from_numpy(dense.reshape(stack.shape)),
+    )
+
+
+def write_gpt_oss(folder: Path, model: Any) -> dict[str, Tensor]:
+    """Saves a GPT-OSS model as OpenAI does: experts in MXFP4, all else as it is."""
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for name in [name for name in state if name.endswith(("gate_up_proj", "down_proj"))]:
+        # Transformers holds [E, in, out], the checkpoint [E, out, in].
+        blocks, scales, dense = mxfp4(state.pop(name).transpose(1, 2).contiguous())
+        state |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        model.get_parameter(name).data = dense.transpose(1, 2).contiguous()
+    save(folder, model, state, {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
+    return state
+
+
+def write_mixture(
+    folder: Path,
+    model: Any,
+    quantization_config: dict[str, Any],
+    encode: Callable[[str, Tensor], Written],
+    *,
+    inputs: str = "",
+    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    renamed: tuple[str, str] = ("", ""),
+) -> dict[str, Tensor]:
+    """Saves a mixture with each expert's three weights quantised, under their own names."""
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for path, module in list(model.named_modules()):
+        if not path.endswith(".experts"):
+            continue
+        up, down = state.pop(f"{path}.gate_up_proj"), state.pop(f"{path}.down_proj")
+        for expert in range(up.shape[0]):
+            weights = (*up[expert].chunk(2), down[expert])
+            for own, weight in zip(names, weights, strict=True):
+                written = encode(f"{path}.{expert}.{own}", weight.contiguous())
+                state |= {
+                    f"{path}.{expert}.{own}.{key}": tensor.clone()
+                    for key, tensor in written.tensors.items()
+                }
+                weight.copy_(written.dense)
+        module.gate_up_proj.data, module.down_proj.data = up, down
+        if inputs:
+            module.forward = partial(_experts, module, inputs)
+    state = {name.replace(*renamed) if renamed[0] else name: t for name, t in state.items()}
+    save(folder, model, state, quantization_config)
+    return state
+
+
+def _experts(module: Any, inputs: str, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """One token after the other, with the inputs of both products rounded."""
+    out = torch.zeros_like(x)
+    for token in range(x.shape[0]):
+        for expert, weight in zip(chosen[token].tolist(), weights[token], strict=True):
+            inner = module.gate_up_proj[expert] @ rounded_input(x[token], inputs)
+            gate, up = inner.chunk(2)
+            inner = rounded_input(nn.functional.silu(gate) * up, inputs)
+            out[token] += weight * (module.down_proj[expert] @ inner)
+    return out
+
+
 def write(
     folder: Path,
     model: Any,
@@ -210,6 +290,14 @@ def write(
         module.weight.data = written.dense
         if inputs:
             module.register_forward_pre_hook(lambda _, args: (rounded_input(args[0], inputs),))
+    save(folder, model, state, quantization_config)
+    return state
+
+
+def save(
+    folder: Path, model: Any, state: dict[str, Tensor], quantization_config: dict[str, Any]
+) -> None:
+    """The files of a checkpoint."""
     model.config.save_pretrained(folder)
     path = folder / "config.json"
     config = json.loads(path.read_text())
@@ -219,4 +307,3 @@ def write(
     }
     path.write_text(json.dumps(config))
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    return state

@@ -329,10 +329,18 @@ def test_a_config_that_is_not_supported_names_the_field(
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("gptq", {"group_size": 64}, r"down_proj: .*shape \(8, 128\), expected \(4, 128\)"),
+        ("gptq", {"group_size": 64}, r"down_proj\.weight: .*shape \(8, 128\), expected \(4, 128\)"),
         ("gptq", {"quant_method": "fp8"}, "has no tensors of that method"),
-        ("gptq", {"dynamic": {"-:.*up_proj": {}}}, "up_proj is stored quantised and config"),
-        ("W4A16", {"ignore": ["re:.*up_proj"]}, "up_proj is stored quantised and config.json says"),
+        (
+            "gptq",
+            {"dynamic": {"-:.*up_proj": {}}},
+            r"up_proj\.weight is stored quantised and config",
+        ),
+        (
+            "W4A16",
+            {"ignore": ["re:.*up_proj"]},
+            r"up_proj\.weight is stored quantised and config.json says",
+        ),
         ("fp8 channel", {"weight_block_size": [128, 128]}, r"weight_scale has shape \(128, 1\)"),
         ("fp8 tensor", {"activation_scheme": "static"}, "no static scale"),
     ],
@@ -356,5 +364,7 @@ def test_quantised_weights_without_a_config_are_not_read_as_plain_ones(tmp_path:
 def test_a_weight_without_its_module_is_refused(tmp_path: Path) -> None:
     _written(tmp_path, CASES["gptq"])
     edit_config(tmp_path, num_hidden_layers=1)
-    with pytest.raises(LoadError, match=r"model\.layers\.1\S+ is stored quantised .* no linear"):
+    with pytest.raises(
+        LoadError, match=r"model\.layers\.1\S+ is stored quantised .* no linear layer"
+    ):
         load(tmp_path)

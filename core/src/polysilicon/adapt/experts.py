@@ -83,9 +83,19 @@ class ExpertsLike(Experts):
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
         """[T, H], int64 [T, k] and [T, k] in the model's order → [T, H]."""
-        given = [*args, *(kwargs[name] for name in self.arguments[len(args) :])]
-        x, indices, weights = (given[place] for place in self.places)
-        return super().forward(x, indices, weights)
+        return super().forward(*reordered(self.arguments, self.places, args, kwargs))
+
+
+def reordered(
+    arguments: tuple[str, ...],
+    places: tuple[int, int, int],
+    args: tuple[Tensor, ...],
+    kwargs: dict[str, Tensor],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, chosen experts and weights of a call that gives them in a model's own order."""
+    given = [*args, *(kwargs[name] for name in arguments[len(args) :])]
+    x, indices, weights = (given[place] for place in places)
+    return x, indices, weights
 
 
 def recognise_experts(candidate: Candidate) -> tuple[Layer, float]:

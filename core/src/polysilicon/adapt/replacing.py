@@ -45,7 +45,7 @@ def replace_leaves(work: Work) -> None:
     """Replaces every module without children that one of our layers reproduces."""
     head = getattr(work.model, "get_output_embeddings", lambda: None)()
     for path, module in work.modules.items():
-        if not is_leaf(module) or path in work.rows:
+        if not is_leaf(module) or isinstance(module, QuantizedLayer):
             continue
         candidate = work.candidate(path, module)
         found = _recogniser(candidate, module is head)

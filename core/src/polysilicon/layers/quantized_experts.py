@@ -165,7 +165,8 @@ def _stored(
             part,
             names=names[key],
             in_features=None if in_features is None else in_features[index],
-            experts=next(iter(part.values())).shape[0],
+            # Not of g_idx: one order of inputs serves all experts.
+            experts=max(part.values(), key=Tensor.dim).shape[0],
         )
     return found
 

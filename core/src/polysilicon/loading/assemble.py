@@ -97,7 +97,7 @@ def fill(
 
 def keeps_float32(cls: type[PreTrainedModel], name: str) -> bool:
     """Whether the model class wants a parameter in float32 whatever dtype is asked for."""
-    kept = (cls._keep_in_fp32_modules or set()) | (cls._keep_in_fp32_modules_strict or set())
+    kept = {*(cls._keep_in_fp32_modules or ()), *(cls._keep_in_fp32_modules_strict or ())}
     return any(part in name for part in kept)
 
 

@@ -13,7 +13,7 @@ import transformers
 from polysilicon.errors import LoadError
 from polysilicon.loading import memory
 from polysilicon.loading.assemble import fill, keeps_float32, model_class, skeleton
-from polysilicon.loading.lazy import MappedTensor, PlainTensor, WeightFile
+from polysilicon.loading.lazy import MappedTensor, PlainTensor, StackedTensor, WeightFile
 from polysilicon.loading.quantized_config import read_quantization
 from polysilicon.loading.quantized_model import replacements
 from polysilicon.loading.quantized_tensors import find_weights, plain_tensors
@@ -23,6 +23,7 @@ from polysilicon.loading.safetensors_folder import (
     PICKLE,
     PICKLE_INDEX,
     SINGLE,
+    Entry,
     read_json,
     shards,
     weight_entries,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from polysilicon.loading.lazy import LazyTensor
     from polysilicon.loading.quantized_config import Quantization
-    from polysilicon.loading.safetensors_folder import Entry
+    from polysilicon.loading.quantized_stacks import Stack
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
@@ -149,7 +150,7 @@ def _fill_safetensors(
     packed = [] if quantization is None else find_weights(folder, entries, quantization)
     plain = plain_tensors(folder, entries, packed)
     needed = sum(math.prod(e.shape) * wanted(name).itemsize for name, e in plain.items())
-    needed += sum(e.nbytes for weight in packed for _, e in weight.parts.values())
+    needed += sum(part.entry.nbytes for weight in packed for part in weight.parts.values())
     memory.require(needed, folder, str(dtype).removeprefix("torch."))
     files = {path: WeightFile(path, on_bytes) for path in {e.path for e in entries.values()}}
 
@@ -161,13 +162,27 @@ def _fill_safetensors(
         weights = {name: lazy(entry, wanted(name)) for name, entry in plain.items()}
         if quantization is None:
             return fill(cls, config, weights, dtype, folder)
-        layers = replacements(folder, skeleton(cls, config, dtype), packed, dtype)
-        weights |= {name: lazy(entry, entry.dtype) for name, entry in layers.sources.items()}
+        model = skeleton(cls, config, dtype)
+        layers = replacements(folder, model, packed, dtype, lambda e: lazy(e, e.dtype)[...])
+        weights |= {name: _source(source, lazy) for name, source in layers.sources.items()}
         settings = quantization_config(quantization.settings, layers)
         return fill(cls, config, weights, dtype, folder, settings)
     finally:
         for file in files.values():
             file.close()
+
+
+def _source(source: Entry | Stack, lazy: Callable[[Entry, torch.dtype], LazyTensor]) -> LazyTensor:
+    """A tensor that stays as it is stored, or several in one."""
+    if isinstance(source, Entry):
+        return lazy(source, source.dtype)
+    return StackedTensor(
+        [[lazy(entry, entry.dtype) for entry in expert] for expert in source.experts],
+        dim=source.dim,
+        sizes=source.sizes,
+        shape=source.shape,
+        dtype=source.dtype,
+    )
 
 
 def _pickled(

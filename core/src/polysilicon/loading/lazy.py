@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
     from types import EllipsisType
 
@@ -139,6 +139,38 @@ class QuantizedTensor:
         raw = np.empty((stop - start, row_bytes), dtype=np.uint8)
         self._file.read_into(raw.reshape(-1), self._offset + start * row_bytes)
         return self._dequantize(raw)
+
+
+class StackedTensor:
+    """Tensors of a checkpoint in one: each expert's joined along a dim, experts stacked.
+
+    Args:
+        experts: of each expert, its parts in order.
+        dim: where an expert's parts are joined.
+        sizes: along `dim`, of each part; one number is repeated to fill it.
+        shape: of the whole.
+        dtype: of the parts, which stay as they are.
+    """
+
+    def __init__(
+        self,
+        experts: Sequence[Sequence[LazyTensor]],
+        *,
+        dim: int,
+        sizes: Sequence[int],
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+    ) -> None:
+        self.shape = shape
+        self._experts, self._dim, self._sizes, self._dtype = experts, dim, sizes, dtype
+
+    def __getitem__(self, index: EllipsisType) -> torch.Tensor:
+        out = torch.empty(self.shape, dtype=self._dtype)
+        for target, parts in zip(out, self._experts, strict=True):
+            places = target.split(list(self._sizes), self._dim)
+            for place, part in zip(places, parts, strict=True):
+                place.copy_(part[...])
+        return out
 
 
 class MappedTensor:

@@ -26,14 +26,12 @@ class Scheme:
         granularity: as formats spell it; empty where the shape of the scales tells.
         zeros: whether zero points are stored.
         activation: format in which the input is multiplied; empty for the input as it is.
-        act_order: whether groups need not be runs of inputs.
     """
 
     code: str
     granularity: str
     zeros: bool = False
     activation: str = ""
-    act_order: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,12 +127,8 @@ def _gptq_override(fields: _Fields, packing: str, pattern: str, changes: Any) ->
 
 def _gptq_scheme(fields: _Fields, packing: str) -> Scheme:
     bits = fields.among("bits", (4, 8))
-    return Scheme(
-        code=f"int{bits}.{packing}",
-        granularity=_groups(fields, "group_size"),
-        zeros=True,
-        act_order=bool(fields.get("desc_act", False)),
-    )
+    granularity = _groups(fields, "group_size")
+    return Scheme(code=f"int{bits}.{packing}", granularity=granularity, zeros=True)
 
 
 def _groups(fields: _Fields, name: str) -> str:
@@ -178,6 +172,12 @@ def _fp8(fields: _Fields) -> Callable[[str], Scheme | None]:
         granularity=f"block:{block[0]}x{block[1]}",
         activation=f"fp8_e4m3fn/group:{block[1]}",
     )
+    return lambda module: found
+
+
+def _mxfp4(fields: _Fields) -> Callable[[str], Scheme | None]:
+    """GPT-OSS: the experts' weights alone are quantised, and no field says how."""
+    found = Scheme(code="mxfp4", granularity="group:32")
     return lambda module: found
 
 
@@ -243,7 +243,6 @@ def _compressed_scheme(fields: _Fields, group: _Fields) -> Scheme:
         granularity=_strategy(weights, packed=layout == "pack-quantized"),
         zeros=not symmetric,
         activation=_input_scheme(group),
-        act_order=weights.get("actorder") in ("group", "dynamic"),
     )
 
 
@@ -279,4 +278,5 @@ _METHODS: dict[str, Callable[[_Fields], Callable[[str], Scheme | None]]] = {
     "awq": _awq,
     "compressed-tensors": _compressed_tensors,
     "fp8": _fp8,
+    "mxfp4": _mxfp4,
 }

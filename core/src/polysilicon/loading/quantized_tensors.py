@@ -25,8 +25,24 @@ _CODES = {
     "awq": ("int4.awq",),
     "compressed-tensors": ("int4.compressed_tensors", "int8"),
     "fp8": ("fp8_e4m3fn",),
+    "mxfp4": ("mxfp4",),
 }
 _PLAIN = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One tensor of a quantised weight.
+
+    Attributes:
+        full: name in the checkpoint.
+        name: name in the layer that holds it.
+        entry: where it lies.
+    """
+
+    full: str
+    name: str
+    entry: Entry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,18 +50,16 @@ class Weight:
     """One quantised weight of a checkpoint.
 
     Attributes:
-        name: what stands before its tensors' names, e.g. `model.layers.0.self_attn.q_proj`.
-        parts: argument of the ops → (the tensor's name behind that, where it lies).
+        name: the plain tensor that it stands for, e.g. `model.layers.0.self_attn.q_proj.weight`.
+        parts: argument of the ops → its tensor.
         stored: the format.
         activation: format in which the input is multiplied; empty for the input as it is.
-        act_order: whether the config allows groups that are no runs of inputs.
     """
 
     name: str
-    parts: Mapping[str, tuple[str, Entry]]
+    parts: Mapping[str, Part]
     stored: Format
     activation: str
-    act_order: bool
 
 
 def find_weights(
@@ -78,7 +92,7 @@ def plain_tensors(
     Raises:
         LoadError: one holds quantised numbers, which would be read as plain ones.
     """
-    theirs = {f"{w.name}.{suffix}" for w in weights for suffix, _ in w.parts.values()}
+    theirs = {part.full for weight in weights for part in weight.parts.values()}
     left = {name: entry for name, entry in entries.items() if name not in theirs}
     for name, entry in left.items():
         if entry.dtype.is_floating_point and entry.dtype not in _PLAIN:
@@ -90,26 +104,28 @@ def plain_tensors(
     return left
 
 
-def _grouped(entries: Mapping[str, Entry], method: str) -> dict[str, dict[str, tuple[str, Entry]]]:
-    """Module → argument → (tensor's own name, entry), for all names that may be of a weight."""
+def _grouped(entries: Mapping[str, Entry], method: str) -> dict[str, dict[str, Part]]:
+    """Plain name → argument → tensor, for all names that may be of a weight."""
     arguments = {
         name: argument
         for code in _CODES[method]
         for argument, names in formats.CODES[code].names.items()
         for name in names
     }
-    found: dict[str, dict[str, tuple[str, Entry]]] = {}
+    found: dict[str, dict[str, Part]] = {}
     for full, entry in entries.items():
         module, _, name = full.rpartition(".")
-        if name in arguments:
-            found.setdefault(module, {})[arguments[name]] = name, entry
+        plain, own = f"{module}.weight", name
+        if method == "mxfp4":  # stacked experts: gate_up_proj_blocks, gate_up_proj_scales
+            plain, _, own = full.rpartition("_")
+        if own in arguments:
+            part = Part(full=full, name=name, entry=entry)
+            found.setdefault(plain, {})[arguments[own]] = part
     return found
 
 
-def _weight(
-    folder: Path, name: str, parts: dict[str, tuple[str, Entry]], quantization: Quantization
-) -> Weight:
-    scheme = quantization.scheme(name)
+def _weight(folder: Path, name: str, parts: dict[str, Part], quantization: Quantization) -> Weight:
+    scheme = quantization.scheme(name.removesuffix(".weight"))
     if scheme is None:
         raise LoadError(
             f"{folder}: {name} is stored quantised and config.json says that it is not: config "
@@ -117,23 +133,19 @@ def _weight(
         )
     if "weight" not in parts:
         names = "/".join(formats.CODES[scheme.code].names["weight"])
-        raise LoadError(f"{folder}: {name} has {parts['scale'][0]} and no {names}: fetch it again")
+        raise LoadError(f"{folder}: {parts['scale'].full} has no {names} beside it: fetch it again")
     try:
         stored = _format(scheme, parts)
     except RecordError as error:
         raise LoadError(f"{folder}: {name} is in no format that is supported: {error}") from None
-    return Weight(
-        name=name,
-        parts=parts,
-        stored=stored,
-        activation=scheme.activation,
-        act_order=scheme.act_order,
-    )
+    return Weight(name=name, parts=parts, stored=stored, activation=scheme.activation)
 
 
-def _format(scheme: Scheme, parts: Mapping[str, tuple[str, Entry]]) -> Format:
-    scale = parts["scale"][1]
+def _format(scheme: Scheme, parts: Mapping[str, Part]) -> Format:
+    scale = parts["scale"].entry
     shape = tuple(scale.shape)
     granularity = scheme.granularity or ("tensor" if shape in ((), (1,)) else "channel")
     zeros = "/zeros" if scheme.zeros else ""
-    return formats.parse(f"{scheme.code}/{granularity}/{dtype_name(scale.dtype)}{zeros}")
+    # MXFP4's exponents are stored as plain bytes.
+    dtype = "float8_e8m0fnu" if scheme.code == "mxfp4" else dtype_name(scale.dtype)
+    return formats.parse(f"{scheme.code}/{granularity}/{dtype}{zeros}")

@@ -30,6 +30,7 @@ class LayersConfig(QuantizationConfigMixin):  # type: ignore[misc]
     def __init__(self, settings: Mapping[str, Any], replacements: Replacements | None) -> None:
         self.quant_method: Any = METHOD
         self.settings, self.replacements = settings, replacements
+        self.stacked = replacements is not None and replacements.stacked
 
     def to_dict(self) -> dict[str, Any]:
         """The checkpoint's own `quantization_config`."""
@@ -51,8 +52,8 @@ class LayersQuantizer(HfQuantizer):  # type: ignore[misc]
         self.quantization_config.replacements = None
 
     def is_serializable(self) -> bool:
-        """The layers' tensors have the checkpoint's names."""
-        return True
+        """Whether the layers' tensors have the checkpoint's names; stacked experts don't."""
+        return not self.quantization_config.stacked
 
     @property
     def is_trainable(self) -> bool:
