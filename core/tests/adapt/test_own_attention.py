@@ -14,13 +14,14 @@ from polysilicon.adapt import tiny as tiny_models
 from polysilicon.adapt.attention_notes import notes
 from polysilicon.adapt.attention_sites import Watch
 from polysilicon.adapt.probe import Unverified, call
+from polysilicon.engine import SamplingParams
 from polysilicon.errors import AdaptError
 
 #: Architecture → why the engine does not run it; None where it does.
 ARCHITECTURES = {
     "bloom": "get a bias",
     "falcon": None,
-    "git": "lets other keys through",
+    "git": None,
     "gpt_neo": None,
     "gpt_neox_japanese": None,
     "mpt": "get a bias",
@@ -161,6 +162,33 @@ def test_falcon_with_other_heads(heads):
     torch.testing.assert_close(logits(model), before, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("alibi", [False, True])
+def test_falcon_by_its_eager_code(alibi):
+    model = tiny("falcon", alibi=alibi)
+    model.set_attn_implementation("eager")
+    before = tokens(model)
+    adapted = polysilicon.adapt(model)
+    assert {row.status for row in attention_rows(adapted)} == {"replaced"}
+    assert torch.equal(tokens(model), before)
+
+
+@pytest.mark.parametrize(
+    ("kind", "limit"), [("gpt_neo", "max_position_embeddings"), ("openai-gpt", "n_positions")]
+)
+def test_the_engine_packs_more_tokens_than_the_model_has_positions(kind, limit):
+    model = tiny(kind, **{limit: 24})
+    engine = polysilicon.Engine(
+        polysilicon.adapt(model), max_batch=3, block_size=4, num_blocks=20, compile=False
+    )
+    ids = torch.randint(48, 160, (3, 13), generator=torch.Generator().manual_seed(3))
+    params = SamplingParams(max_new_tokens=4, ignore_eos=True)
+    outputs = engine.generate(ids.tolist(), params)
+    found = torch.tensor([output.token_ids for output in outputs])
+    with torch.no_grad():
+        best = model(input_ids=torch.cat([ids, found], dim=1)).logits[:, 12:-1].argmax(-1)
+    assert torch.equal(found, best)
+
+
 def test_gpt_neo_has_its_window_in_every_other_layer():
     adapted = polysilicon.adapt(tiny("gpt_neo"))
     assert [layer.window for layer in adapted.attention[:2]] == [0, tiny_models.WINDOW]
@@ -171,6 +199,8 @@ def test_attention_weights_are_refused_by_name():
     adapted = polysilicon.adapt(model)
     with pytest.raises(AdaptError, match="output_attentions=True"):
         model(input_ids=prompts()[0], output_attentions=True)
+    with pytest.raises(AdaptError, match="output_attentions=True"):
+        model.transformer(input_ids=prompts()[0], output_attentions=True)
     adapted.undo()
     assert model(input_ids=prompts()[0], output_attentions=True).attentions[0] is not None
 

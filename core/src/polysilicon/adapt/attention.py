@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -196,8 +197,24 @@ def check_mask(layer: Attention, mask: Tensor | None, recording: Recording) -> s
 def _visible(function: Callable[..., Any], query: int) -> Tensor | None:
     zero, keys = torch.zeros((), dtype=torch.long), torch.arange(query + 3)
     try:
-        seen = torch.as_tensor(function(zero, zero, torch.tensor(query), keys))
-    # A mask function that closes over tensors of the probe's length fails past it.
+        longer = _continued(function, query + 3)
+        seen = torch.as_tensor(longer(zero, zero, torch.tensor(query), keys))
+    # A mask function that reads tensors of the probe's length in another way fails past it.
     except (IndexError, RuntimeError):
         return None
     return seen.expand(keys.shape)
+
+
+def _continued(value: Any, length: int) -> Any:
+    """A mask function as if the tensors that it closes over, one entry a token, went on."""
+    if isinstance(value, Tensor) and value.dim() > 1 and 1 < value.shape[-1] < length:
+        more = value[..., -1:].expand(*value.shape[:-1], length - value.shape[-1])
+        return torch.cat([value, more], dim=-1)
+    if isinstance(value, tuple):
+        return tuple(_continued(part, length) for part in value)
+    if not isinstance(value, types.FunctionType) or not value.__closure__:
+        return value
+    cells = [types.CellType(_continued(c.cell_contents, length)) for c in value.__closure__]
+    return types.FunctionType(
+        value.__code__, value.__globals__, value.__name__, value.__defaults__, tuple(cells)
+    )

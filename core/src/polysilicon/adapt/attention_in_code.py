@@ -61,7 +61,9 @@ def replace_attention_in_code(work: Work) -> dict[str, str]:
         except Unverified as failure:
             reasons[path] = str(failure)
     if held:
-        work.surgery.before_forward(work.model, refuse_weights)
+        base = getattr(work.model, "base_model", work.model)
+        for model in dict.fromkeys((work.model, base)):
+            work.surgery.before_forward(model, refuse_weights)
     return reasons
 
 

@@ -142,6 +142,9 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """The mask as numbers to add to the scores."""
     # The fused kernel takes 2 or 4 dims.
     mask = mask.view((1,) * (4 - mask.dim()) + mask.shape)
+    if mask.dtype == torch.float32 and dtype.itemsize < 4:
+        # A bias by distance has large numbers that differ by little: it is not rounded.
+        return mask
     if mask.dtype != torch.bool:
         return mask.to(dtype)
     return torch.zeros((), dtype=dtype, device=mask.device).masked_fill(~mask, -math.inf)
@@ -250,6 +253,9 @@ def _samples(dtype: torch.dtype, device: torch.device) -> Iterator[Sample]:
     yield make("bool_mask_and_causal", b=2, mask=left[:, :, -1:], window=4)
     slope = -torch.arange(7.0).flip(0).expand(1, 4, 7, 7) * torch.rand(1, 4, 1, 1).mul_(0).add_(0.5)
     yield make("float_mask_like_alibi", mask=slope.to(dtype))
+    # So far from zero that a short dtype would round the differences away.
+    far = torch.arange(7.0) * 1.24 - (160.0 if dtype.itemsize < 4 else 0.0)
+    yield make("float32_mask_far_from_zero", mask=far.expand(1, 4, 7, 7))
     lowest = torch.zeros(2, 1, 7, 7).masked_fill(~left, torch.finfo(dtype).min)
     yield make("float_mask_lowest_number", b=2, mask=lowest.to(dtype), causal=False)
     yield make("float_mask_blind", b=2, mask=lowest.masked_fill(~left, -math.inf).to(dtype))
