@@ -263,6 +263,22 @@ def test_a_bias_by_head_keeps_its_heads():
     assert seen.bias.shape == (2, 4, 5, 5)
 
 
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [("xlnet", "written as einsum"), ("prophetnet", "in 2 places"), ("reformer", "no softmax")],
+)
+def test_what_stays_has_its_reason(kind, reason):
+    adapted = polysilicon.adapt(tiny(kind))
+    assert {row.status for row in attention_rows(adapted)} == {"kept"}
+    assert any(reason in row.reason for row in attention_rows(adapted))
+
+
+def test_modules_that_the_first_prompt_exchanges_are_adapted():
+    adapted = polysilicon.adapt(tiny("big_bird"))
+    assert {row.status for row in attention_rows(adapted)} == {"replaced"}
+    assert adapted.report.paged is None
+
+
 def test_scores_that_are_no_multiple_of_the_product_are_refused():
     with pytest.raises(Unverified, match="no multiple"):
         noted(Straight(power=3), torch.randn(2, 5, 16))

@@ -128,7 +128,7 @@ def _run(work: Work) -> None:
         work.paged = f"the probe prompt did not run: {failure}"
         if getattr(work.model.config, "is_encoder_decoder", False):
             work.paged = "it is an encoder-decoder, which needs a source text besides the prompt"
-        attending.list_attention(work, work.paged)
+        attending.list_attention(work, lambda path, module: work.paged)
         replacing.list_rest(work)
         return
     mark = work.surgery.mark
@@ -144,6 +144,8 @@ def _expected(work: Work) -> tuple[list[Tensor], str]:
     # From here on the mark alone stays when everything else is taken back.
     work.start = work.surgery.mark
     work.scenarios, expected, failure = runnable(work.model)
+    # A model may exchange its modules at the first prompt, as BigBird does at a short one.
+    work.look()
     return expected, failure
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
@@ -16,7 +17,7 @@ from polysilicon.adapt.recording import record
 from polysilicon.layers.attention import Attention
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from torch import nn
 
@@ -107,7 +108,7 @@ class Attending:
         self._share_caches()
         reasons = attention_in_code.replace_attention_in_code(work)
         applying.replace_rotations(work)
-        list_attention(work, "it computes attention in its own code", reasons)
+        list_attention(work, partial(attention_in_code.why_kept, work, reasons))
         kept = any(r.kind == "attention" and r.status == "kept" for r in work.rows.values())
         in_code = any(attention_in_code.CHILD in m._modules for m in work.modules.values())
         if not kept and not in_code:
@@ -198,12 +199,11 @@ class Attending:
         work.attention.clear()
 
 
-def list_attention(work: Work, reason: str, more: Mapping[str, str] = {}) -> None:
-    """Lists the attention modules that did not call the interface; `more` is why, by path."""
+def list_attention(work: Work, reason: Callable[[str, nn.Module], str]) -> None:
+    """Lists the attention modules that did not call the interface, each with its reason."""
     for path, module in work.modules.items():
         if module not in work.recording.attention and _attends_by_itself(path, module, work):
-            why = next((more[p] for p in more if f"{p}.".startswith(f"{path}.")), "")
-            work.kept(path, "attention", f"{reason}: {why}" if why else reason)
+            work.kept(path, "attention", reason(path, module))
 
 
 def _attends_by_itself(path: str, module: nn.Module, work: Work) -> bool:

@@ -67,6 +67,15 @@ def replace_attention_in_code(work: Work) -> dict[str, str]:
     return reasons
 
 
+def why_kept(work: Work, reasons: dict[str, str], path: str, module: nn.Module) -> str:
+    """What to say of an attention module that stays; `reasons` are those of its code, by path."""
+    if module not in work.recording.calls:
+        return "the probe prompts did not reach it"
+    inside = [reasons[other] for other in reasons if f"{other}.".startswith(f"{path}.")]
+    why = inside[0] if inside else "no softmax of one product goes into another there"
+    return f"it computes attention in its own code: {why}"
+
+
 def _replace(work: Work, path: str, module: nn.Module, sites: set[Site]) -> bool:
     """One module; returns whether its code would have held the weights."""
     if len(sites) != 1:

@@ -25,13 +25,10 @@ if TYPE_CHECKING:
 Position = tuple[int | None, int | None, int | None, int | None]
 
 FUSED = "scaled_dot_product_attention"
-#: PyTorch's names of products of two activations, and ours.
-_PRODUCTS = {name: name for name in ("matmul", "bmm", "baddbmm")} | {
-    "__matmul__": "matmul",
-    "__rmatmul__": "matmul",
-}
+#: PyTorch's names of products of two activations.
+_PRODUCTS = frozenset({"matmul", "__matmul__", "__rmatmul__", "bmm", "baddbmm", "einsum"})
 #: Results of these are new activations, whatever went in.
-_NEW = frozenset({"linear", "layer_norm", "rms_norm", "embedding", "addmm", "einsum", FUSED})
+_NEW = frozenset({"linear", "layer_norm", "rms_norm", "embedding", "addmm", FUSED})
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,10 @@ class Work:
     def __post_init__(self) -> None:
         floating = (p.dtype for p in self.model.parameters() if p.is_floating_point())
         self.dtype = next(floating, torch.float32)
+        self.look()
+
+    def look(self) -> None:
+        """Notes which modules the model has now."""
         #: the model's own modules, before any change: path → module, each once
         self.modules = {path: module for path, module in self.model.named_modules() if path}
         self.places = places(self.model)
