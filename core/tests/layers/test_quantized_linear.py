@@ -15,6 +15,7 @@ from polysilicon import formats
 from polysilicon.encoding import encode
 from polysilicon.errors import RecordError
 from polysilicon.layers import QuantizedLinear
+from polysilicon.layers.quantized_weight import unrounded
 from polysilicon.ops.verify import same_bits
 from polysilicon.prepare import prepare
 
@@ -224,3 +225,27 @@ def test_tensors_that_are_no_such_weight_are_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         QuantizedLinear(tensors, format, **more)
+
+
+@pytest.mark.parametrize(
+    ("format", "activation"),
+    [("int8/channel", "int8/token"), ("fp8_e4m3fn/channel", "fp8_e4m3fn/token")],
+)
+def test_unrounded_leaves_the_input_as_it_is_and_only_while_it_lasts(
+    format: str, activation: str
+) -> None:
+    layer = QuantizedLinear(_tensors(format), format, activation=activation)
+    prepare(layer)
+    x = torch.randn(7, 64)
+    with torch.inference_mode():
+        rounded, exact = layer(x), F.linear(x, layer.dense())
+        with unrounded(nn.Sequential(layer)) as rounding:
+            assert rounding
+            assert torch.equal(layer(x), exact)
+        assert torch.equal(layer(x), rounded)
+        assert not torch.equal(rounded, exact)
+
+
+def test_unrounded_finds_no_layer_that_takes_its_input_as_it_is() -> None:
+    with unrounded(QuantizedLinear(FP8, "fp8_e4m3fn/channel")) as rounding:
+        assert not rounding

@@ -361,6 +361,17 @@ def test_quantised_weights_without_a_config_are_not_read_as_plain_ones(tmp_path:
         load(tmp_path)
 
 
+def test_weights_that_the_model_leaves_in_the_checkpoint_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference, _ = _written(tmp_path, CASES["gptq"])
+    reference.model.layers = reference.model.layers[:1]
+    edit_config(tmp_path, num_hidden_layers=1)
+    patterns = [r"model\.layers\.1\..*"]
+    monkeypatch.setattr(type(reference), "_keys_to_ignore_on_load_unexpected", patterns)
+    torch.testing.assert_close(logits(load(tmp_path).model), logits(reference), rtol=0, atol=1e-5)
+
+
 def test_a_weight_without_its_module_is_refused(tmp_path: Path) -> None:
     _written(tmp_path, CASES["gptq"])
     edit_config(tmp_path, num_hidden_layers=1)

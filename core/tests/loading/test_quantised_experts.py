@@ -17,6 +17,7 @@ import polysilicon
 from polysilicon.engine import Engine, SamplingParams
 from polysilicon.errors import LoadError
 from polysilicon.layers import QuantizedExperts
+from polysilicon.layers.quantized_weight import unrounded
 from polysilicon.loading import load
 from polysilicon.ops.verify import same_bits
 
@@ -112,6 +113,20 @@ def test_a_mixture_gives_the_dequantised_models_logits(name: str, tmp_path: Path
     assert len(ours) == 2
     wanted, found = logits(reference), logits(model)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4 * float(wanted.abs().max()))
+
+
+def test_experts_multiply_their_inputs_as_they_are_while_others_are_proved(tmp_path: Path) -> None:
+    mixture = MIXTURES["qwen3_moe W8A8"]
+    _written(tmp_path / "rounded", mixture)
+    model: Any = load(tmp_path / "rounded").model
+    plain = tiny_model("qwen3_moe", **QWEN)
+    assert mixture.case is not None
+    checkpoints.write_mixture(tmp_path / "plain", plain, mixture.case.config, mixture.case.encode)
+    rounded = logits(model)
+    with unrounded(model):
+        torch.testing.assert_close(logits(model), logits(plain), rtol=0, atol=1e-5)
+    assert torch.equal(logits(model), rounded)
+    assert not torch.equal(logits(plain), rounded)
 
 
 @pytest.mark.parametrize("name", MIXTURES)

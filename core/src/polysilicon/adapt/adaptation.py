@@ -17,6 +17,7 @@ from polysilicon.adapt.structure import is_stranded
 from polysilicon.adapt.work import Work
 from polysilicon.errors import AdaptError
 from polysilicon.layers.base import Layer
+from polysilicon.layers.quantized_weight import unrounded
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,7 +89,7 @@ def adapt(model: nn.Module, *, device: str | None = None) -> Adapted:
     if device is not None:
         _check_device(model, device)
     model.eval()
-    with undisturbed(model):
+    with undisturbed(model), unrounded(model):
         work = Work(model)
         work.surgery.set_attribute(model, _MARK, True)
         try:

@@ -12,6 +12,7 @@ from polysilicon.adapt import Adapted, adapt
 from polysilicon.devices import require_runnable, resolve
 from polysilicon.errors import AdaptError, DeviceError
 from polysilicon.layers.attention import PagedBatch
+from polysilicon.layers.quantized_weight import unrounded
 from polysilicon.loading.loader import DTYPES
 from polysilicon.loading.memory import available_bytes
 from polysilicon.prepare import prepare
@@ -186,21 +187,17 @@ class PagedModel:
         """Compares a short prompt, computed in two paged steps, with the dense forward."""
         tokens = min(self.block_size + 3, self.block_size * self.num_blocks, self.context)
         ids = (torch.arange(tokens) * 7919 + 11) % self.vocabulary
-        positions = torch.arange(tokens)
-        dense = self._logits(
-            *(x.to(self.torch_device) for x in (ids[None], positions[None], positions))
-        )
+        dense = self._dense_probe(ids)
         if not dense.isfinite().all():
             raise AdaptError(
                 f"{type(self._model).__name__} gives NaN or infinite logits by itself, in "
                 f"{str(self.dtype).removeprefix('torch.')}: check its weights, or run it in float32"
             )
         with self._noting_calls():
-            paged = [
-                self._paged_probe(ids, positions, start, end)
-                for start, end in ((0, tokens // 2), (tokens // 2, tokens))
-                if end > start
-            ]
+            paged = self._paged_steps(ids)
+        with unrounded(self._model) as rounding:
+            if rounding:
+                dense, paged = self._dense_probe(ids), self._paged_steps(ids)
         difference = (torch.cat(paged).float() - dense.float()).abs().max().item()
         largest = dense.float().abs().max().item()
         bound = _PROBE_TOLERANCE.get(dense.dtype, _PROBE_TOLERANCE_OTHER)
@@ -210,6 +207,21 @@ class PagedModel:
                 f"without: they differ by {difference:.2e}, the largest is {largest:.2e}. "
                 "The engine cannot run this model; its own generate() still works"
             )
+
+    def _dense_probe(self, ids: Tensor) -> Tensor:
+        positions = torch.arange(len(ids))
+        return self._logits(
+            *(x.to(self.torch_device) for x in (ids[None], positions[None], positions))
+        )
+
+    def _paged_steps(self, ids: Tensor) -> list[Tensor]:
+        """Logits of the ids in two steps through the paged cache."""
+        end = len(ids)
+        return [
+            self._paged_probe(ids, torch.arange(end), first, last)
+            for first, last in ((0, end // 2), (end // 2, end))
+            if last > first
+        ]
 
     @contextmanager
     def _noting_calls(self) -> Iterator[None]:

@@ -120,6 +120,8 @@ class QuantizedExperts(QuantizedLayer):
         weight, scale, zeros, g_idx, input_scale = stored.arguments(self).values()
         bias = getattr(self, self.biases[key]) if key in self.biases else None
         format, activation = str(stored.stored), stored.activation
+        if not self.rounds:
+            activation, kernel = "", portable("quantized_grouped_linear")
         return kernel(x, weight, scale, zeros, g_idx, bias, input_scale, ends, format, activation)
 
     def _activated(self, x: Tensor) -> Tensor:

@@ -86,16 +86,11 @@ class QuantizedLinear(QuantizedLayer):
         """[..., in] → [..., out] in the dtype of `x`."""
         stored = self.stored["weight"]
         weight, scale, zeros, g_idx, input_scale = stored.arguments(self).values()
-        y: Tensor = self.quantized_linear(
-            x,
-            weight,
-            scale,
-            zeros,
-            g_idx,
-            self.bias,
-            input_scale,
-            str(stored.stored),
-            stored.activation,
+        format, activation, kernel = str(stored.stored), stored.activation, self.quantized_linear
+        if not self.rounds:
+            activation, kernel = "", quantized_linear.torch_kernel
+        y: Tensor = kernel(
+            x, weight, scale, zeros, g_idx, self.bias, input_scale, format, activation
         )
         return y
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +13,7 @@ from polysilicon.codes import decode_to, out_features
 from polysilicon.layers.base import Layer, dtype_name, kind_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Self
 
     from polysilicon.records import Format
@@ -230,6 +231,8 @@ class QuantizedLayer(Layer):
 
     stored: dict[str, StoredWeight]
     dtype_mark: Tensor
+    #: Whether inputs are rounded to the format of activations, where there is one.
+    rounds: bool = True
 
     def hold(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
         """Registers tensors under their names: Parameters as they are, others as buffers."""
@@ -262,3 +265,24 @@ class QuantizedLayer(Layer):
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         self.look()
+
+
+@contextmanager
+def unrounded(model: nn.Module) -> Iterator[bool]:
+    """Lets every layer multiply its input as it is, by the portable kernels; yields if any rounded.
+
+    For comparing what is around them: a rounded input makes a large difference of the smallest one.
+    """
+    layers = [
+        layer
+        for layer in model.modules()
+        if isinstance(layer, QuantizedLayer)
+        and any(weight.activation for weight in layer.stored.values())
+    ]
+    try:
+        for layer in layers:
+            layer.rounds = False
+        yield bool(layers)
+    finally:
+        for layer in layers:
+            layer.rounds = True

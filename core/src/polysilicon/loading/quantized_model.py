@@ -80,6 +80,8 @@ def replacements(
     found, names = Replacements(), Names(model)
     experts: dict[str, dict[str, list[tuple[Place, Weight]]]] = {}
     for weight in weights:
+        if names.unused(weight):
+            continue
         place = names.place(folder, weight)
         module = model.get_submodule(place.module)
         if isinstance(module, nn.Linear):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,11 @@ class Names:
         self._renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
         self._converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
         self._known: dict[str, Any] = model.state_dict()
+
+    def unused(self, weight: Weight) -> bool:
+        """Whether the model leaves it in the checkpoint, e.g. DeepSeek-V3's last layer."""
+        patterns = self._model._keys_to_ignore_on_load_unexpected or ()
+        return any(re.search(pattern, weight.name) for pattern in patterns)
 
     def place(self, folder: Path, weight: Weight) -> Place:
         """Where a weight stands.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -143,8 +144,8 @@ def _weight(folder: Path, name: str, parts: dict[str, Part], quantization: Quant
 
 def _format(scheme: Scheme, parts: Mapping[str, Part]) -> Format:
     scale = parts["scale"].entry
-    shape = tuple(scale.shape)
-    granularity = scheme.granularity or ("tensor" if shape in ((), (1,)) else "channel")
+    one = math.prod(scale.shape) == 1
+    granularity = scheme.granularity or ("tensor" if one else "channel")
     zeros = "/zeros" if scheme.zeros else ""
     # MXFP4's exponents are stored as plain bytes.
     dtype = "float8_e8m0fnu" if scheme.code == "mxfp4" else dtype_name(scale.dtype)
