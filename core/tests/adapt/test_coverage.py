@@ -180,9 +180,9 @@ SAMPLE: dict[str, tuple[str, bool]] = {
     "gpt_neo": ("adapted", True),  # its own attention code with its own window
     "gpt_oss": ("adapted", True),  # sinks, yarn, experts
     "granite": ("adapted", True),  # multipliers
-    "granitemoehybrid": ("partly", False),  # recurrent mixer and experts
+    "granitemoehybrid": ("adapted", True),  # recurrent mixer and experts
     "llama": ("adapted", True),
-    "mamba2": ("partly", False),  # no attention
+    "mamba2": ("adapted", True),  # no attention
     "minicpm3": ("adapted", True),  # latent attention without experts
     "mixtral": ("adapted", True),  # experts
     "mpt": ("adapted", False),  # ALiBi, masks of truth values in its own attention code
@@ -191,7 +191,7 @@ SAMPLE: dict[str, tuple[str, bool]] = {
     "opt": ("adapted", True),  # positions counted from the mask
     "phi3": ("adapted", True),  # fused projections, longrope
     "qwen3": ("adapted", True),  # q and k norms by head
-    "qwen3_5_text": ("partly", False),  # gated delta rule
+    "qwen3_5_text": ("adapted", True),  # gated delta rule
     "xlnet": ("partly", False),  # relative positions
 }
 

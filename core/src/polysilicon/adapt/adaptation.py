@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from polysilicon.adapt import attending, proof, replacing
+from polysilicon.adapt import attending, mixers, proof, replacing
 from polysilicon.adapt.probe import undisturbed
 from polysilicon.adapt.recording import runnable
 from polysilicon.adapt.refusals import refuse
@@ -132,6 +132,7 @@ def _run(work: Work) -> None:
         attending.list_attention(work, lambda path, module: work.paged)
         replacing.list_rest(work)
         return
+    mixers.replace_mixers(work)
     mark = work.surgery.mark
     attention.replace()
     replacing.list_rest(work)

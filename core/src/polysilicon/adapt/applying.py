@@ -8,24 +8,23 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from polysilicon.adapt import attention_in_code, fusing, structure
+from polysilicon.adapt import fusing
 from polysilicon.adapt.probe import Unverified
-from polysilicon.adapt.rebinding import Rebound, forget, global_functions, innermost, rebind
-from polysilicon.adapt.recording import ModuleCall, run_probe
+from polysilicon.adapt.rebinding import Rebound, global_functions, innermost
 from polysilicon.adapt.rotation import recognise_rotation
+from polysilicon.adapt.watching import own_code, watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import nn
 
+    from polysilicon.adapt.recording import ModuleCall
+    from polysilicon.adapt.watching import Seen
     from polysilicon.adapt.work import Work
 
 #: Child of an attention module whose rotary function is ours.
 CHILD = "polysilicon_rotary"
-
-#: function's global name → the calls that one module made
-Seen = dict[str, list[ModuleCall]]
 
 
 def replace_rotations(work: Work) -> None:
@@ -38,7 +37,7 @@ def replace_rotations(work: Work) -> None:
     if not apart:
         return
     angles = _angles(work)
-    for path, seen in _watch(work, apart).items():
+    for path, seen in watch(work, apart).items():
         _replace(work, path, apart[path], seen, angles)
 
 
@@ -64,21 +63,13 @@ def _replace(
         layers[name] = layer
         work.replaced(f"{path}:{name}", "rotary", layer, error)
     if layers:
-        own = _own_code(module)
+        own = own_code(module)
         attending = {} if own is None else own.layers
         rebound = Rebound(module, attending | layers, None if own is None else own.site)
         work.surgery.attach(module, CHILD, rebound)
         work.surgery.set_attribute(module, "forward", rebound.forward)
     elif given and not named:
         work.kept(f"{path}:forward", "rotary", "it turns q and k in its own code")
-
-
-def _own_code(module: nn.Module) -> Rebound | None:
-    """What stands for the module's forward since its attention became ours, if that did."""
-    own = module._modules.get(attention_in_code.CHILD)
-    if not isinstance(own, Rebound) or own.site is None or own.site.method != "forward":
-        return None
-    return own
 
 
 def _functions(module: nn.Module) -> dict[str, Callable[..., Any]]:
@@ -114,49 +105,3 @@ def _takes(calls: list[ModuleCall], angles: dict[int, Tensor]) -> bool:
 def _tensors(calls: list[ModuleCall]) -> list[Tensor]:
     leaves = tree_leaves([(call.args, call.kwargs) for call in calls])
     return [value for value in leaves if isinstance(value, Tensor)]
-
-
-def _watch(work: Work, apart: dict[str, nn.Module]) -> dict[str, Seen | str]:
-    """The probe prompts again, with every call of a global function by these modules noted.
-
-    A text instead says why a module's functions cannot be watched.
-    """
-    found: dict[str, Seen | str] = {}
-    made: list[str] = []
-    mark = work.surgery.mark
-    try:
-        for path, module in apart.items():
-            try:
-                found[path], name = _watch_one(work, module)
-            except Unverified as failure:
-                found[path] = str(failure)
-            else:
-                made.append(name)
-        run_probe(work.model, work.scenarios)
-    finally:
-        work.surgery.undo(mark)
-        for name in made:
-            forget(name)
-    return found
-
-
-def _watch_one(work: Work, module: nn.Module) -> tuple[Seen, str]:
-    own = _own_code(module)
-    if ("forward" in vars(module) and own is None) or structure.obstacle(module):
-        raise Unverified("its forward was replaced before, or it must not be touched")
-    seen: Seen = {}
-
-    def noting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            result = function(*args, **kwargs)
-            seen.setdefault(name, []).append(ModuleCall(args, kwargs, result))
-            return result
-
-        return noted
-
-    forward = type(module).forward
-    functions = global_functions(innermost(forward))
-    watched = {name: noting(name, function) for name, function in functions.items()}
-    rebound, name = rebind(forward, watched) if own is None else own.rebind(watched)
-    work.surgery.set_attribute(module, "forward", rebound.__get__(module))
-    return seen, name

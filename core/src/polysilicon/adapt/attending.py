@@ -210,5 +210,6 @@ def _attends_by_itself(path: str, module: nn.Module, work: Work) -> bool:
     """By its name, for the report only: nothing else tells what unknown code computes."""
     if path in work.rows or "attention" not in type(module).__name__.lower():
         return False
-    inside = any(other.startswith(f"{path}.") for other in work.attention)
+    mixers = (row.path for row in work.rows.values() if row.kind == "mixer")
+    inside = any(other.startswith(f"{path}.") for other in (*work.attention, *mixers))
     return not inside and not any(m in work.recording.attention for m in module.modules())

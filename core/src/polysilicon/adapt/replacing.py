@@ -23,11 +23,6 @@ if TYPE_CHECKING:
     Recogniser = Callable[[Candidate], tuple[Layer, float]]
 
 
-#: Why whole kinds stay.
-_LATER: dict[Kind, str] = {
-    "mixer": "recurrent mixers and convolutions have no layer of ours yet",
-}
-
 #: What the report says of layers that were there before adapt().
 _LOADED = "loaded so: its weights are packed as in the checkpoint"
 
@@ -72,9 +67,7 @@ def list_rest(work: Work) -> None:
 
 
 def _keep_unknown(work: Work, candidate: Candidate) -> None:
-    kind = label(candidate)
-    reason = _LATER.get(kind, "not a kind of module that adapt() knows")
-    work.kept(candidate.path, kind, reason)
+    work.kept(candidate.path, label(candidate), "not a kind of module that adapt() knows")
 
 
 def _recogniser(candidate: Candidate, head: bool) -> tuple[Kind, Recogniser] | None:

@@ -27,6 +27,7 @@ Kind = Literal[
 #: The kinds that must all be replaced for a model to count as fully adapted.
 REPLACEABLE: frozenset[str] = frozenset(
     {"norm", "activation", "linear", "embedding", "lm_head", "rotary", "attention", "experts"}
+    | {"mixer"}
 )
 
 
