@@ -55,6 +55,8 @@ PROBLEMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("paged_attention", {**_ATTENTION, "head_size": 256, "v_head_size": 256, "block_size": 16}),
     ("paged_attention", {**_ATTENTION, "window": 4096, "block_size": 16}),
     ("attention", _ATTENTION),
+    ("latent_store", {"rank": 512, "rope": 64, "block_size": 16}),
+    ("latent_attention", {"heads": 16, "rank": 512, "rope": 64, "block_size": 16}),
     ("sampling", {}),
 )
 DTYPES = ("bfloat16", "float16", "float32")

@@ -100,6 +100,8 @@ _OPAQUE = (
     "gated_delta_rule",
     "kv_store",
     "paged_attention",
+    "latent_store",
+    "latent_attention",
     "sampling",
     "quantized_linear",
     "quantized_grouped_linear",

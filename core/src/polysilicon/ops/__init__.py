@@ -30,6 +30,8 @@ NAMES: tuple[str, ...] = (
     "kv_store",
     "paged_attention",
     "attention",
+    "latent_store",
+    "latent_attention",
     "sampling",
     "quantize",
     "dequantize",

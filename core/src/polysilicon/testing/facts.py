@@ -181,6 +181,24 @@ def _attention(given: Arguments) -> Facts:
     return _rule(given) | {"kv_heads": given["k"].shape[1], "v_head_size": given["v"].shape[3]}
 
 
+def _latent_store(given: Arguments) -> Facts:
+    return {
+        "rank": given["latent"].shape[1],
+        "rope": given["rotary"].shape[1],
+        "block_size": given["cache"].shape[1],
+    }
+
+
+def _latent_attention(given: Arguments) -> Facts:
+    return {
+        "heads": given["q"].shape[1],
+        "rank": given["rank"],
+        "rope": given["q"].shape[2] - given["rank"],
+        "causal": given["causal"],
+        "block_size": given["cache"].shape[1],
+    }
+
+
 def _sampling(given: Arguments) -> Facts:
     return {"vocabulary": given["logits"].shape[-1]}
 
@@ -244,6 +262,8 @@ _FACTS: dict[str, Callable[[Arguments], Facts]] = {
     "kv_store": _kv_store,
     "paged_attention": _paged_attention,
     "attention": _attention,
+    "latent_store": _latent_store,
+    "latent_attention": _latent_attention,
     "sampling": _sampling,
     "quantize": _quantize,
     "dequantize": _dequantize,
