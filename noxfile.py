@@ -61,7 +61,9 @@ ENV = {"PYTHONDONTWRITEBYTECODE": "", "UV_FIND_LINKS": wheel_files.find_links()}
 # A process a core with one thread each: the tests' tensors are too small to share out.
 TESTS = {**ENV, "OMP_NUM_THREADS": "1"}
 PARALLEL = ("-n", str(os.cpu_count() or 1), "--dist", "loadfile")
-CORE_TESTS = (*PARALLEL, "core/tests", "--ignore", "core/tests/offline")
+#: What needs a toolchain has a session of its own.
+APART = ("--ignore", "core/tests/offline", "--ignore", "core/tests/with_helion")
+CORE_TESTS = (*PARALLEL, "core/tests", *APART)
 
 
 def install(session: nox.Session, *packages: str) -> None:
@@ -303,6 +305,13 @@ def minimums(session: nox.Session, distribution: str) -> None:
     )
     tests = f"{own.folder}/tests"
     session.run("pytest", *(session.posargs or (tests, "--ignore", f"{tests}/aot")), env=TESTS)
+
+
+@nox.session(default=False)
+def helion(session: nox.Session) -> None:
+    """The sources in Helion: reference mode, its other backend's interpreter, what is exported."""
+    install(session, "-e", "core[models,helion]", *TEST_TOOLS, "jax")
+    session.run("pytest", *(session.posargs or (*PARALLEL, "core/tests/with_helion")), env=TESTS)
 
 
 @nox.session(default=False)

@@ -57,6 +57,9 @@ PROBLEMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("attention", _ATTENTION),
     ("latent_store", {"rank": 512, "rope": 64, "block_size": 16}),
     ("latent_attention", {"heads": 16, "rank": 512, "rope": 64, "block_size": 16}),
+    ("rms_norm_quant", {**_NORM, "format": "fp8_e4m3fn/group:128/float32"}),
+    ("rms_norm_quant", {**_NORM, "format": "int8/token/float32"}),
+    ("silu_and_mul_quant", {"width": 14336, "format": "fp8_e4m3fn/group:128/float32"}),
     ("sampling", {}),
 )
 DTYPES = ("bfloat16", "float16", "float32")

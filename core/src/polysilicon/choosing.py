@@ -73,6 +73,8 @@ def _within(inner: tuple[int, int], outer: tuple[int, int] | None) -> bool:
 
 def specificity(kernel: Kernel, device: Device) -> int | None:
     """How closely a kernel's `device` names this device; None where it is for another."""
+    if kernel.device.startswith("*:"):
+        return 0 if device.facts.get(kernel.device[2:]) else None
     forms = {"*": 0, device.kind: 1, f"{device.kind}:{device.arch}": 2, device.name: 3}
     if kernel.device == device.kind == device.name:
         return 1  # a device without a model name: `cpu` is a kind, and no closer than that
@@ -90,6 +92,8 @@ def _reason_against(
     if kernel.name in table.disabled:
         return "turned off by POLYSILICON_DISABLE_KERNELS"
     if specificity(kernel, device) is None:
+        if kernel.device.startswith("*:"):
+            return f"is for devices with {kernel.device[2:]}, and {device.name} states none"
         return f"is for {kernel.device}, this is {device.name}"
     if kernel.dtypes and problem.dtype not in kernel.dtypes:
         return f"takes {', '.join(sorted(kernel.dtypes))}, not {problem.dtype}"

@@ -14,6 +14,7 @@ from polysilicon import ops
 from polysilicon.api import hookimpl
 from polysilicon.errors import RecordError
 from polysilicon.formats import activation, parse
+from polysilicon.kernels import compiled
 from polysilicon.records import Device, Kernel, Layout
 
 if TYPE_CHECKING:
@@ -256,5 +257,4 @@ KERNELS: tuple[Kernel, ...] = (
 @hookimpl
 def polysilicon_kernels(device: Device) -> Iterable[Kernel]:
     """The portable kernels; `Kernel.device` says where each of them serves."""
-    del device
-    return KERNELS
+    return (*KERNELS, *compiled.kernels(device))

@@ -59,6 +59,7 @@ class PolysiliconWarning(UserWarning):
 _EXTRAS = {
     **dict.fromkeys(("transformers", "gguf", "safetensors", "jinja2", "psutil"), "models"),
     "pytest": "testing",
+    "helion": "helion",
 }
 
 

@@ -1,5 +1,8 @@
 """Proof before use: a plugin's kernel is compared with the portable one before it is bound.
 
+So are core's own that a compiler makes for the device (`Kernel.device` is `*:…`): what it makes of
+them on this chip nobody may have seen.
+
 Right answers first, on the op's samples and on the problem's own shapes; then speed against the
 portable kernel. Wrong or slower means not used, with the measured number as the reason.
 """
@@ -83,7 +86,7 @@ class Proof:
         self, provided: Provided[Kernel], problem: Problem, tokens: tuple[int, int]
     ) -> str | None:
         """The reason not to use a kernel for these tokens; None where it may serve."""
-        if provided.origin.plugin == CORE or self._off:
+        if _trusted(provided) or self._off:
             return None
         key = self._key(provided, problem, tokens)
         if key not in self._asked:
@@ -176,9 +179,9 @@ class Proof:
         return self._device.present and not self._device.simulated
 
     def _portable(self, problem: Problem, tokens: int) -> Call | None:
-        """Core's own choice for that many tokens: what would serve without any plugin."""
+        """Core's own choice for that many tokens among what serves unproven."""
         offered = self._table.kernels[self._device.name]
-        core = tuple(entry for entry in offered if entry.origin.plugin == CORE)
+        core = tuple(entry for entry in offered if _trusted(entry))
         table = replace(self._table, kernels={**self._table.kernels, self._device.name: core})
         try:
             asked = replace(problem, tokens=(tokens, tokens))
@@ -194,6 +197,11 @@ def off() -> bool:
     if value not in ("on", "off"):
         raise ValueError(f"POLYSILICON_PROOF is {value!r}: expected 'on' or 'off'")
     return value == "off"
+
+
+def _trusted(provided: Provided[Kernel]) -> bool:
+    """Whether a kernel serves unproven: those of core that are plain PyTorch or its libraries."""
+    return provided.origin.plugin == CORE and not provided.record.device.startswith("*:")
 
 
 def _samples(

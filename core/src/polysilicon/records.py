@@ -80,7 +80,11 @@ class Device:
         activate: lazy target without arguments that `polysilicon.use()` calls once, before the
             first tensor goes to the device; None where the device needs nothing.
         facts: anything else that kernels or reports want to know (cores, features …). `unusable`
-            says what a chip that is here, but not `present`, lacks; users read it.
+            says what a chip that is here, but not `present`, lacks; users read it. `triton` is for
+            a chip that Triton compiles for: a lazy target `(device: Device, kernel: str, variant:
+            str, launch: Callable) -> Iterable[Compiled]` that compiles what `launch` launches and
+            holds it to the chip's limits; with it, core's kernels in Triton serve the device.
+            `native_formats` names the storage dtypes that the chip itself converts and multiplies.
     """
 
     name: str
@@ -257,8 +261,9 @@ class Kernel:
         op: name of the op; the kernel's callable has that op's signature.
         name: unique over all plugins, e.g. `rms_norm.torch`, `paged_attention.nvidia_tma`.
         target: lazy `package.module:attribute` of the callable; imported when bound.
-        device: which devices it serves: `*` (any), a kind (`nvidia`) or kind:arch (`nvidia:sm90`);
-            the most specific wins before rank is looked at.
+        device: which devices it serves: `*` (any), `*:triton` (any whose facts state a `triton`),
+            a kind (`nvidia`) or kind:arch (`nvidia:sm90`); the most specific wins before rank is
+            looked at, and `*:…` is no more specific than `*`.
         dtypes: activation dtypes it takes, by torch's names; empty means any.
         supports: returns None when it can serve a problem, otherwise the reason why not.
         rank: higher wins within the same specificity; a tie is an error.
@@ -298,7 +303,7 @@ class Kernel:
         _check_name("kernel", self.name)
         _check_target("kernel", self.name, self.target)
         if self.device != "*":
-            _check_name("kernel device", self.device)
+            _check_name("kernel device", self.device.removeprefix("*:"))
         object.__setattr__(self, "dtypes", frozenset(self.dtypes))
         unknown = self.dtypes - DTYPES
         if unknown:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from polysilicon.ops.verify import same_bits
 from polysilicon.testing import triton_interpreter
 
 if TYPE_CHECKING:
@@ -60,6 +61,10 @@ _CASTS = (
     (BF16, torch.float32),
     (BF16, torch.float16),
     (BF16, torch.int32),
+    (torch.float32, torch.float8_e4m3fn),
+    (torch.float32, torch.float8_e4m3fnuz),
+    (torch.float16, torch.float8_e5m2),
+    (BF16, torch.float8_e4m3fn),
 )
 
 
@@ -82,7 +87,7 @@ def _casts(kernel: Any, source: torch.dtype, target: torch.dtype) -> bool:
     padded = torch.cat([values, values.new_zeros(size - len(values))])
     out = torch.empty(size, dtype=target)
     kernel[(1,)](padded, out, N=size)
-    return torch.equal(out.nan_to_num(nan=7.0), padded.to(target).nan_to_num(nan=7.0))
+    return same_bits(out, padded.to(target))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Triton's interpreter with bfloat16 mended; each process of its own, as it must be."""
+"""Triton's interpreter with bfloat16 and float8 mended; each process of its own, as it must be."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_dot_of_bfloat16_is_right(results: dict[str, Any]) -> None:
     assert results["dot"] < 2**-8  # one rounding to bfloat16
 
 
-def test_casts_of_bfloat16_equal_torch_bit_for_bit(results: dict[str, Any]) -> None:
+def test_casts_of_bfloat16_and_to_float8_equal_torch_bit_for_bit(results: dict[str, Any]) -> None:
     assert [cast for cast, right in results["casts"].items() if not right] == []
 
 
@@ -59,6 +59,16 @@ def test_canary_dies_where_the_interpreter_is_not_mended() -> None:
     done = _python("-c", code, TRITON_INTERPRET="1")
     assert done.returncode == 1
     assert "says that 2.5 + 2.0 in bfloat16 is" in done.stderr
+
+
+def test_canary_dies_where_casts_to_float8_are_not_mended() -> None:
+    code = (
+        "from polysilicon.testing import triton_interpreter as t; t._mend_float8 = lambda i: None\n"
+        "t.activate()"
+    )
+    done = _python("-c", code)
+    assert done.returncode == 1
+    assert "in torch.float8_e4m3fn, expected" in done.stderr
 
 
 def test_activating_after_triton_was_imported_is_refused() -> None:

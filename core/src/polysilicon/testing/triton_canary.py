@@ -1,4 +1,4 @@
-"""The kernel that tells whether Triton's interpreter multiplies bfloat16 as it should."""
+"""The kernels that tell whether Triton's interpreter treats bfloat16 and float8 as it should."""
 
 from __future__ import annotations
 
@@ -19,12 +19,40 @@ def _dot(a: Any, b: Any, out: Any, SIZE: tl.constexpr) -> None:
     tl.store(out + at, tl.dot(tl.load(a + at), tl.load(b + at)))
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _cast(x: Any, out: Any, SIZE: tl.constexpr) -> None:
+    at = tl.arange(0, SIZE)
+    tl.store(out + at, tl.load(x + at).to(out.dtype.element_ty))
+
+
 def check() -> None:
-    """Passes if 1 × 2.5 + 1 × 2.0 is 4.5.
+    """Passes if 1 × 2.5 + 1 × 2.0 is 4.5, and casts to float8 are torch's.
 
     Raises:
-        ToolchainError: it is not, so that no bfloat16 test of this process would mean anything.
+        ToolchainError: they are not, so that no test of that dtype in this process would mean
+            anything.
     """
+    _check_dot()
+    for dtype in (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2):
+        _check_cast(dtype)
+
+
+def _check_cast(dtype: torch.dtype) -> None:
+    # Denormals, ties, and what rounds up into the next binade.
+    x = torch.linspace(1, 2.125, 64).outer(2.0 ** torch.arange(-12, 4)).flatten()
+    out = torch.empty_like(x, dtype=dtype)
+    _cast[(1,)](x, out, x.numel())
+    wrong = (out.float() != x.to(dtype).float()).nonzero()
+    if len(wrong):
+        first = int(wrong[0])
+        raise ToolchainError(
+            f"the interpreter of Triton {triton.__version__} casts {x[first].item()} to "
+            f"{out[first].item()} in {dtype}, expected {x[first].to(dtype).item()}: its casts are "
+            "not mended, see polysilicon.testing.triton_interpreter"
+        )
+
+
+def _check_dot() -> None:
     a = torch.zeros(SIZE, SIZE, dtype=torch.bfloat16)
     a[:, 0], a[:, 1] = 2.5, 2.0
     out = torch.empty(SIZE, SIZE)

@@ -9,10 +9,11 @@ Call `activate()` at the top of `conftest.py`, before anything imports Triton:
     ```
 
 The interpreter keeps bfloat16 as 16-bit integers, computes on them as on integers, and rounds
-towards zero when it makes them, all without a word. Here `tl.dot` and casts of bfloat16 are made
-right, and other arithmetic on bfloat16 raises: a kernel widens to float32 after its loads and
-narrows at its stores. Results are the interpreter's: they show what a kernel means, not what a
-compiler makes of it, and nothing of its speed.
+towards zero when it makes them, all without a word; some numbers it casts to float8 wrongly. Here
+`tl.dot` and casts of bfloat16, and casts to float8, are made right, and other arithmetic on
+bfloat16 raises: a kernel widens to float32 after its loads and narrows at its stores. Results are
+the interpreter's: they show what a kernel means, not what a compiler makes of it, and nothing of
+its speed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _active = False
 
 
 def activate() -> None:
-    """Turns the interpreter on for this process, and proves that bfloat16 comes out right.
+    """Turns the interpreter on for this process, and proves that bfloat16 and float8 are right.
 
     A second call does nothing. Child processes inherit `TRITON_INTERPRET=1`; one that compiles
     must be started without it.
@@ -57,6 +58,7 @@ def mend() -> None:
     """Makes bfloat16 right in the interpreter of an imported Triton; `activate()` calls it."""
     interpreter = importlib.import_module("triton.runtime.interpreter")
     _mend_values(interpreter)
+    _mend_float8(interpreter)
     _mend_loops(interpreter)
     _refuse_arithmetic(interpreter)
 
@@ -84,6 +86,28 @@ def _mend_values(interpreter: Any) -> None:
         return interpreter.TensorHandle(_narrow(source.data), bfloat16)
 
     builder.create_dot, builder.cast_impl = create_dot, cast_impl
+
+
+def _mend_float8(interpreter: Any) -> None:
+    """Casts to 8 bits, rounded to the nearest; beyond what the format holds they are as torch's."""
+    torch = importlib.import_module("torch")
+    builder, language = interpreter.InterpreterBuilder, interpreter.tl
+    cast, towards_zero = builder.create_fp_to_fp, interpreter._ir.ROUNDING_MODE.RTZ
+    formats = {
+        language.float8e4nv: torch.float8_e4m3fn,
+        language.float8e4b8: torch.float8_e4m3fnuz,
+        language.float8e5: torch.float8_e5m2,
+        language.float8e5b16: torch.float8_e5m2fnuz,
+    }
+
+    def create_fp_to_fp(self: Any, source: Any, target: Any, rounding: Any) -> Any:
+        if target.scalar not in formats or rounding == towards_zero:
+            return cast(self, source, target, rounding)
+        wide = self.cast_impl(source, language.float32).data
+        codes = torch.tensor(wide).to(formats[target.scalar]).view(torch.uint8).numpy()
+        return interpreter.TensorHandle(codes, target.scalar)
+
+    builder.create_fp_to_fp = create_fp_to_fp
 
 
 def _mend_loops(interpreter: Any) -> None:

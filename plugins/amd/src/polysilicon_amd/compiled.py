@@ -7,11 +7,12 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from polysilicon.api import Compiled, compile_triton
+from polysilicon_amd.chips import ARCHES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from polysilicon.api import CompiledTriton
+    from polysilicon.api import CompiledTriton, Device
     from polysilicon_amd.chips import Arch
 
 #: Beyond it something is emulated, or unrolled without bound: what is right stays far below.
@@ -21,6 +22,14 @@ _SIMDS = 4
 
 _MATRIX = re.compile(r"^\s+(v_(?:s?mfma|smfmac|s?wmma|swmmac)\w*)", re.MULTILINE)
 _STORE = re.compile(r"^\s+(?:global|buffer|flat)_(?:store|atomic)_", re.MULTILINE)
+
+
+def triton(
+    device: Device, kernel: str, variant: str, launch: Callable[[], object]
+) -> Iterator[Compiled]:
+    """Each Triton kernel that `launch` launches, none of which multiplies matrices: core's."""
+    arch = ARCHES[device.arch]
+    return compiled_records(kernel, variant, launch, arch, matrix=lambda name: False)
 
 
 def compiled_records(

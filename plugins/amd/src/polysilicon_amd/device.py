@@ -320,6 +320,7 @@ def _facts(seen: Seen) -> dict[str, Any]:
         "matrix_unit": arch.matrix_unit,
         "native_formats": ",".join(arch.native_formats),
         "fp8": arch.fp8,
+        "triton": "polysilicon_amd.compiled:triton",
     }
 
 

@@ -63,27 +63,48 @@ def paged_attention(device: Device) -> Iterator[Compiled]:
 
     widest = ARCHES[device.arch].matrix_unit
     for size in (64, 128, 256):
-        yield from _compiled(device, f"decode, head {size}", call(size, 1), "mma")
-        yield from _compiled(device, f"prefill, head {size}", call(size, 4096), widest)
+        yield from _attention(device, f"decode, head {size}", call(size, 1), "mma")
+        yield from _attention(device, f"prefill, head {size}", call(size, 4096), widest)
     every_rule = call(128, 4096, window=1024, softcap=50.0, sinks=True)
-    yield from _compiled(device, "prefill, head 128, window, softcap, sinks", every_rule, widest)
+    yield from _attention(device, "prefill, head 128, window, softcap, sinks", every_rule, widest)
+
+
+def triton(
+    device: Device, kernel: str, variant: str, launch: Callable[[], object]
+) -> Iterator[Compiled]:
+    """Each Triton kernel that `launch` launches, none of which multiplies matrices: core's."""
+    return _compiled(device, kernel, variant, launch, lambda name: None)
+
+
+def _attention(
+    device: Device, variant: str, launch: Callable[[], object], matrix_unit: str
+) -> Iterator[Compiled]:
+    # What only adds up parts multiplies no matrices.
+    wanted = {"attend": _MATRIX[matrix_unit]}.get
+    name = "paged_attention.nvidia_triton"
+    return _compiled(device, name, f"{variant}, bfloat16", launch, wanted)
 
 
 def _compiled(
-    device: Device, variant: str, launch: Callable[[], object], matrix_unit: str
+    device: Device,
+    kernel: str,
+    variant: str,
+    launch: Callable[[], object],
+    matrix: Callable[[str], str | None],
 ) -> Iterator[Compiled]:
-    """Each Triton kernel that one call of the host wrapper launches."""
+    """Each Triton kernel that one call of the host wrapper launches.
+
+    `matrix` names the matrix instruction that a kernel of that name must use.
+    """
     arch = int(device.arch.removeprefix("sm"))
     for made in compile_triton(launch, backend="cuda", arch=arch, warp_size=32):
-        # What only adds up parts multiplies no matrices.
-        wanted = _MATRIX[matrix_unit] if made.name == "attend" else None
         facts = {} if made.error else _facts(made)
         yield Compiled(
-            kernel="paged_attention.nvidia_triton",
-            variant=f"{variant}, bfloat16: {made.name}",
+            kernel=kernel,
+            variant=f"{variant}: {made.name}",
             seconds=made.seconds,
             facts=facts,
-            problems=tuple(gate(made, facts, wanted, device)),
+            problems=tuple(gate(made, facts, matrix(made.name), device)),
         )
 
 

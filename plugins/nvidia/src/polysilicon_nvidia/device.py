@@ -273,6 +273,7 @@ def _facts(arch: str, sms: int | None) -> dict[str, Any]:
         "wgmma": known.matrix_unit == "wgmma",
         "tcgen05": known.matrix_unit == "tcgen05",
         "native_formats": ",".join(known.native_formats),
+        "triton": "polysilicon_nvidia.compiled:triton",
     }
 
 
