@@ -7,6 +7,7 @@ from polysilicon.layers.causal_conv1d import CausalConv1d
 from polysilicon.layers.embedding import Embedding
 from polysilicon.layers.experts import Experts
 from polysilicon.layers.gated_delta_rule import GatedDeltaRule
+from polysilicon.layers.latent_attention import LatentAttention
 from polysilicon.layers.linear import Linear, MergedLinear
 from polysilicon.layers.lm_head import LMHead
 from polysilicon.layers.mlp import GatedMLP
@@ -28,6 +29,7 @@ __all__ = [
     "GatedMLP",
     "GatedRMSNorm",
     "LMHead",
+    "LatentAttention",
     "Layer",
     "LayerNorm",
     "Linear",

@@ -18,6 +18,7 @@ from polysilicon.layers import (
     GatedActivation,
     GatedMLP,
     GatedRMSNorm,
+    LatentAttention,
     Layer,
     LayerNorm,
     Linear,
@@ -208,6 +209,30 @@ def _paged(source: Source) -> LayerCall:
         caches = allocate_kv_cache(6, BLOCK, KV_HEADS, HEAD, dtype=dtype, device=device)
         layer.attach_cache(*caches)
 
+    layer.context.batch = _step(source)
+    return LayerCall(layer=layer, arguments=_qkv(source), arrange=arrange)
+
+
+def _latent(source: Source, *, paged: bool = False) -> LayerCall:
+    nope, rope, value, rank = 16, 8, 24, 32
+    projection = Linear(_weight(source, HEADS * (nope + value), rank))
+    layer = LatentAttention(projection, HEADS, nope, rope, value, scale=0.2)
+    q = source.normal(1, HEADS, TOKENS, nope + rope)
+    latents = source.normal(1, TOKENS, rank), source.normal(1, TOKENS, rope)
+
+    def arrange(layer: LatentAttention, dtype: torch.dtype, device: torch.device) -> None:
+        layer.projection.to(device, dtype)
+        layer.allocate_cache(6, BLOCK, device=device)
+
+    layer.context.batch = _step(source) if paged else None
+    return LayerCall(layer=layer, arguments=(q, *latents), arrange=arrange)
+
+
+def _paged_latent(source: Source) -> LayerCall:
+    return _latent(source, paged=True)
+
+
+def _step(source: Source) -> PagedBatch:
     blocks, lengths = ((4,), (2,)), (4, 3)
     slots = [
         table[0] * BLOCK + i for table, n in zip(blocks, lengths, strict=True) for i in range(n)
@@ -216,7 +241,7 @@ def _paged(source: Source) -> LayerCall:
     def integers(values: Any, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=source.device)
 
-    layer.context.batch = PagedBatch(
+    return PagedBatch(
         slots=integers(slots, torch.int64),
         block_tables=integers(blocks),
         query_starts=integers((0, 4, 7)),
@@ -224,7 +249,6 @@ def _paged(source: Source) -> LayerCall:
         max_query=4,
         max_kv=4,
     )
-    return LayerCall(layer=layer, arguments=_qkv(source), arrange=arrange)
 
 
 #: Name → how it is built; a gap names it so.
@@ -258,4 +282,6 @@ LAYERS: dict[str, Callable[[Source], LayerCall]] = {
     "Attention": _attention(),
     "Attention window": _attention(window=3, softcap=20.0),
     "Attention paged": _paged,
+    "LatentAttention": _latent,
+    "LatentAttention paged": _paged_latent,
 }
