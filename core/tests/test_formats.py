@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from polysilicon import formats
-from polysilicon.api import Format
+from polysilicon.api import Format, Problem
+from polysilicon.defaults import KERNELS
 from polysilicon.errors import RecordError
 from polysilicon.explaining import explain
 
@@ -71,6 +74,7 @@ def test_record_with_another_storage_dtype_is_refused() -> None:
     [
         ("int4.awq/group:128", "", "torch", "made dense in each call"),
         ("int8/channel", "int8/token", "torch_int8", "native"),
+        ("int8.compressed_tensors/channel", "", "torch", "made dense in each call"),
         ("fp8_e4m3fn/channel", "fp8_e4m3fn/token", "torch_emulated", "emulated"),
         ("mxfp4/group:32", "fp8_e4m3fn/group:32", "torch_emulated", "emulated"),
     ],
@@ -83,6 +87,23 @@ def test_explain_says_what_is_native_and_what_emulated(
     (chosen,) = [one for one in found.candidates if one.chosen]
     assert chosen.provided.record.name == f"quantized_linear.{kernel}"
     assert note in chosen.reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"format": "int8/channel/float32"}, "a bfloat16 scale a row and no zero points"),
+        ({"format": "int8.compressed_tensors/channel/bfloat16/zeros"}, "no zero points, not"),
+        ({"in": 24}, "takes inputs in sixteens, not 24"),
+        ({"activation": "int8/token"}, "multiplies activations as they are"),
+    ],
+)
+def test_w8a16_is_refused_where_it_would_be_wrong(changes: dict[str, Any], reason: str) -> None:
+    facts = {"format": "int8/channel/bfloat16", "activation": "", "in": 32, "out": 8, **changes}
+    problem = Problem(op="quantized_linear", dtype="bfloat16", facts=facts)
+    (kernel,) = (one for one in KERNELS if one.name == "quantized_linear.torch_w8a16")
+    assert kernel.supports is not None
+    assert reason in str(kernel.supports(problem))
 
 
 def test_explain_says_why_a_format_is_refused() -> None:

@@ -281,12 +281,12 @@ def test_kernel_compiles_without_a_break(name: str) -> None:
 
 def _arguments(kernel: Kernel) -> Mapping[str, Any]:
     """The first call with tokens that a kernel serves."""
-    op = ops.get(kernel.op)
+    op, dtype = ops.get(kernel.op), next(iter(kernel.dtypes), "float32")
     assert kernel.supports is not None
     return next(
         sample.kwargs
-        for sample in op.samples(torch.float32, CPU)
-        if tokens_of(op, sample) and kernel.supports(problem_of(op, sample, "float32")) is None
+        for sample in op.samples(getattr(torch, dtype), CPU)
+        if tokens_of(op, sample) and kernel.supports(problem_of(op, sample, dtype)) is None
     )
 
 

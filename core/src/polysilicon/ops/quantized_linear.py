@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from polysilicon.codes import decode_to, named, out_features
+from polysilicon.codes import decode_to, named, out_features, unpack_words
 from polysilicon.ops import dequantize, quantize
 from polysilicon.ops.contract import Op, Sample
 from polysilicon.ops.quantized_samples import WEIGHTS, problem_weight, weight_sample
@@ -117,6 +117,29 @@ def torch_int8_kernel(
     if bias is not None:
         y = y + bias
     return y.to(x.dtype).view(*x.shape[:-1], weight.shape[0])
+
+
+def torch_w8a16_kernel(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    zeros: Tensor | None,
+    g_idx: Tensor | None,
+    bias: Tensor | None,
+    input_scale: Tensor | None,
+    format: str,
+    activation: str,
+) -> Tensor:
+    """bfloat16 by int8 as it is stored, a scale a row: `torch._weight_int8pack_mm`."""
+    del zeros, g_idx, input_scale, format, activation
+    if weight.dtype is torch.int32:
+        # Words of compressed-tensors, where 128 is zero.
+        weight = unpack_words(weight, 8).bitwise_xor(128).view(torch.int8)
+    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    y = torch._weight_int8pack_mm(rows, weight, scale.reshape(-1))
+    if bias is not None:
+        y = y + bias
+    return y.view(*x.shape[:-1], weight.shape[0])
 
 
 def activation_sample(

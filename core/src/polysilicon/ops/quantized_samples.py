@@ -28,6 +28,7 @@ WEIGHTS: tuple[tuple[str, str, tuple[int, ...], bool], ...] = (
     ("fp8 e4m3fnuz", "fp8_e4m3fnuz/channel", (24, 32), False),
     ("int8 tensor", "int8/tensor", (16, 32), False),
     ("int8 channel", "int8/channel", (33, 48), False),
+    ("int8 channel bfloat16 scales", "int8/channel/bfloat16", (33, 48), False),
     ("int8 group", "int8/group:32/float16", (17, 64), False),
     ("gptq 32", "int4.gptq/group:32", (40, 96), False),
     ("gptq 64", "int4.gptq/group:64", (8, 128), False),
@@ -43,6 +44,7 @@ WEIGHTS: tuple[tuple[str, str, tuple[int, ...], bool], ...] = (
     ("compressed-tensors zeros", "int4.compressed_tensors/group:32/float16/zeros", (19, 64), False),
     ("compressed-tensors act-order", "int4.compressed_tensors/group:32", (19, 96), True),
     ("compressed-tensors 8 bits", "int8.compressed_tensors/channel", (9, 38), False),
+    ("8 bits bfloat16 scales", "int8.compressed_tensors/channel/bfloat16", (9, 64), False),
     ("mxfp4", "mxfp4/group:32", (40, 96), False),
 )
 
