@@ -19,6 +19,7 @@ from polysilicon.explaining import explain
         ("fp8_e4m3fn/tensor", "fp8_e4m3fn/tensor/float32"),
         ("fp8_e4m3fn/block:128x128", "fp8_e4m3fn/block:128x128/float32"),
         ("fp8_e4m3fnuz/channel", "fp8_e4m3fnuz/channel/float32"),
+        ("fp8_e4m3fn/block:128x128/float8_e8m0fnu",) * 2,
         ("int8/channel/bfloat16", "int8/channel/bfloat16"),
         ("int4.gptq/group:128", "int4.gptq/group:128/float16/zeros"),
         ("int8.gptq_v2/channel", "int8.gptq_v2/channel/float16/zeros"),

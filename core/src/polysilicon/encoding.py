@@ -77,6 +77,10 @@ def _plain(stored: Format, dense: Tensor) -> dict[str, Tensor]:
 
 
 def _scale(scale: Tensor, stored: Format) -> Tensor:
+    if stored.scale_dtype == "float8_e8m0fnu":
+        # The next power of two, so that nothing overflows; 0 has none.
+        powers = torch.exp2(scale.clamp(min=2.0**-126).log2().ceil())
+        return powers.to(torch.float8_e8m0fnu)
     rounded = scale.to(getattr(torch, str(stored.scale_dtype)))
     return torch.where(rounded == 0, torch.ones_like(rounded), rounded)
 

@@ -181,7 +181,11 @@ def checked(stored: Format) -> Format:
         )
     if stored.dtype != code.dtype:
         raise RecordError(f"format {stored} is stored as {code.dtype}, not {stored.dtype}")
-    scales = ("float8_e8m0fnu",) if stored.logical == "mxfp4" else _SCALES
+    scales = _SCALES
+    if stored.logical == "mxfp4":
+        scales = (_POWERS,)
+    elif given.startswith("block"):
+        scales = (*_SCALES, _POWERS)
     if stored.scale_dtype not in scales:
         raise RecordError(
             f"format {stored} has scales of {stored.scale_dtype}: expected {', '.join(scales)}"
@@ -193,7 +197,9 @@ def checked(stored: Format) -> Format:
     return stored
 
 
-_SCALES = ("float32", "float16", "bfloat16")
+_SCALES: tuple[str, ...] = ("float32", "float16", "bfloat16")
+#: Exponents alone: of MXFP4, and of fp8 in blocks (`scale_fmt: ue8m0`).
+_POWERS = "float8_e8m0fnu"
 
 
 def _name(stored: Format) -> str:

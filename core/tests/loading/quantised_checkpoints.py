@@ -9,6 +9,7 @@ compressed-tensors (`weight_packed`, `weight_scale`), DeepSeek-V3's README_WEIGH
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -139,8 +140,11 @@ def int8_channel(weight: Tensor) -> Written:
     return Written({"weight": stored, "weight_scale": scale}, stored.float() * scale.float())
 
 
-def fp8_blocks(weight: Tensor, *, size: int = 128) -> Written:
-    """weight float8 [N, K] and weight_scale_inv [N/size, K/size]: what to multiply it with."""
+def fp8_blocks(weight: Tensor, *, size: int = 128, ue8m0: bool = False) -> Written:
+    """weight float8 [N, K] and weight_scale_inv [N/size, K/size]: what to multiply it with.
+
+    `ue8m0` stores powers of two by their exponents alone.
+    """
     rows, columns = weight.shape
     scale = torch.empty(-(-rows // size), -(-columns // size))
     stored = torch.empty(rows, columns, dtype=torch.float8_e4m3fn)
@@ -149,9 +153,12 @@ def fp8_blocks(weight: Tensor, *, size: int = 128) -> Written:
         for j in range(scale.shape[1]):
             block = slice(i * size, (i + 1) * size), slice(j * size, (j + 1) * size)
             scale[i, j] = weight[block].abs().max() / 448
+            if ue8m0:
+                scale[i, j] = 2.0 ** math.ceil(math.log2(scale[i, j]))
             stored[block] = (weight[block] / scale[i, j]).to(torch.float8_e4m3fn)
             dense[block] = stored[block].float() * scale[i, j]
-    return Written({"weight": stored, "weight_scale_inv": scale}, dense)
+    kept = scale.to(torch.float8_e8m0fnu) if ue8m0 else scale
+    return Written({"weight": stored, "weight_scale_inv": kept}, dense)
 
 
 def fp8_tensor(weight: Tensor, *, name: str = "weight_scale", static: str = "") -> Written:

@@ -148,6 +148,13 @@ CASES = {
         "group",
         UNEVEN,
     ),
+    "fp8 blocks ue8m0": Case(
+        {"quant_method": "fp8", "weight_block_size": [128, 128], "scale_fmt": "ue8m0"},
+        _weight(checkpoints.fp8_blocks, ue8m0=True),
+        "fp8_e4m3fn/block:128x128/float8_e8m0fnu",
+        "group",
+        UNEVEN,
+    ),
     "fp8 tensor": Case(
         {"quant_method": "fp8", "activation_scheme": "dynamic"},
         _weight(checkpoints.fp8_tensor),

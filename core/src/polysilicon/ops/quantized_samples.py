@@ -25,6 +25,7 @@ WEIGHTS: tuple[tuple[str, str, tuple[int, ...], bool], ...] = (
     ("fp8 channel bfloat16 scales", "fp8_e4m3fn/channel/bfloat16", (7, 40), False),
     ("fp8 block", "fp8_e4m3fn/block:128x128", (256, 128), False),
     ("fp8 block not full", "fp8_e4m3fn/block:128x128", (130, 200), False),
+    ("fp8 block powers of two", "fp8_e4m3fn/block:128x128/float8_e8m0fnu", (130, 200), False),
     ("fp8 e4m3fnuz", "fp8_e4m3fnuz/channel", (24, 32), False),
     ("int8 tensor", "int8/tensor", (16, 32), False),
     ("int8 channel", "int8/channel", (33, 48), False),
