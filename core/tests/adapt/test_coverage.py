@@ -163,6 +163,7 @@ SAMPLE: dict[str, tuple[str, bool]] = {
     "cohere2": ("adapted", True),  # interleaved rotary, mean-centred norm, logit scale
     "cwm": ("adapted", True),  # llama3 rotary scaling with windows
     "deepseek_v3": ("adapted", True),  # latent attention: value heads of another size
+    "deepseek_v32": ("adapted", False),  # code that asks for the implementation's name
     "diffllama": ("adapted", False),  # two attentions in one layer, subtracted
     "exaone4": ("adapted", True),  # norms after the blocks, rotary in some layers only
     "falcon": ("adapted", True),  # one key head, its own attention code

@@ -273,6 +273,20 @@ def test_what_stays_has_its_reason(kind, reason):
     assert any(reason in row.reason for row in attention_rows(adapted))
 
 
+def test_code_that_asks_for_the_implementations_name_gets_its_own():
+    model = tiny("deepseek_v32")
+    before, name = tokens(model), model.config._attn_implementation
+    adapted = polysilicon.adapt(model)
+    assert {row.status for row in attention_rows(adapted)} == {"replaced"}
+    assert "its mask was not built by" in adapted.report.paged
+    assert torch.equal(tokens(model), before)
+    twin = copy.deepcopy(model)
+    adapted.undo()
+    assert model.config._attn_implementation == name
+    assert torch.equal(tokens(model), before)
+    assert torch.equal(tokens(twin), before)
+
+
 def test_modules_that_the_first_prompt_exchanges_are_adapted():
     adapted = polysilicon.adapt(tiny("big_bird"))
     assert {row.status for row in attention_rows(adapted)} == {"replaced"}

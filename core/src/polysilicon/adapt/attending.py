@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
-from polysilicon.adapt import applying, attention_in_code, fusing, own_attention, structure
+from polysilicon.adapt import (
+    applying,
+    attention_in_code,
+    branching,
+    fusing,
+    own_attention,
+    structure,
+)
 from polysilicon.adapt.attention import build_attention, check_mask
 from polysilicon.adapt.interface import CHILD, KNOWN, Interface, Recorder, original_function
 from polysilicon.adapt.probe import Unverified
@@ -73,6 +80,12 @@ def keep_module(module: nn.Module, switch: Switch, surgery: Surgery) -> None:
     surgery.set_attribute(module, "config", config)
 
 
+def original_of_config(module: nn.Module) -> Callable[..., Any]:
+    """The attention function that the module's config names now."""
+    config: Any = module.config
+    return original_function(module, config._attn_implementation_internal)
+
+
 class Attending:
     """The switch of configs, what was recorded under it, and what came of it."""
 
@@ -80,6 +93,8 @@ class Attending:
         self.work = work
         self.interface = Interface(work.context)
         self.switch = Switch(implementations(work.model))
+        #: path → why our layer can't take what the module passed under our name
+        self._refused: dict[str, str] = {}
 
     def record(self) -> None:
         """Runs the probe prompts with every module call and attention call written down."""
@@ -105,6 +120,7 @@ class Attending:
                 self._attach(path, module)
             elif not structure.is_leaf(module):
                 self._attach_own(path, module)
+        self._attach_branching()
         self._share_caches()
         reasons = attention_in_code.replace_attention_in_code(work)
         applying.replace_rotations(work)
@@ -148,13 +164,19 @@ class Attending:
             )
         except Unverified as failure:
             keep_module(module, self.switch, work.surgery)
-            self._keep(path, str(failure))
+            self._refused[path] = str(failure)
             return
         work.surgery.attach(module, CHILD, layer)
         work.attention[path] = layer
         paged = check_mask(layer, calls[0].mask, work.recording)
         work.paged = work.paged or (f"{path}: {paged}" if paged else "")
         self._fuse(path, module, error)
+
+    def _attach_branching(self) -> None:
+        """A module that passed strange arguments under our name may take them under its own."""
+        modules = {path: self.work.modules[path] for path in self._refused}
+        for path in branching.replace_branching(self.work, modules, original_of_config):
+            self._keep(path, self._refused[path])
 
     def _fuse(self, path: str, module: nn.Module, error: float) -> None:
         work = self.work

@@ -54,7 +54,7 @@ def global_functions(function: types.FunctionType) -> dict[str, Callable[..., An
 
 def rebind(
     function: Callable[..., Any],
-    instead: Mapping[str, Callable[..., Any]],
+    instead: Mapping[str, Any],
     code: types.CodeType | None = None,
 ) -> tuple[Callable[..., Any], str]:
     """The function with `instead` behind its global names, and the name of its new module.
@@ -154,11 +154,16 @@ class Rebound(Layer):
         """Global name → layer."""
         return {name: self.get_submodule(name) for name in self.names}
 
+    @property
+    def method(self) -> str:
+        """Name of the owner's method that this is."""
+        return "forward" if self.site is None else self.site.method
+
     def rebind(
         self, more: Mapping[str, Callable[..., Any]] = MappingProxyType({})
     ) -> tuple[Callable[..., Any], str]:
         """The owner's method with the layers and `more` behind its global names; see `rebind`."""
-        original = getattr(type(self.owner), "forward" if self.site is None else self.site.method)
+        original = getattr(type(self.owner), self.method)
         code = None if self.site is None else outlined(innermost(original), self.site)
         return rebind(original, {**self.layers, **more}, code)
 

@@ -23,9 +23,7 @@ Seen = dict[str, list[ModuleCall]]
 def own_code(module: nn.Module) -> Rebound | None:
     """What stands for the module's forward since its attention became ours, if that did."""
     own = module._modules.get(attention_in_code.CHILD)
-    if not isinstance(own, Rebound) or own.site is None or own.site.method != "forward":
-        return None
-    return own
+    return own if isinstance(own, Rebound) and own.method == "forward" else None
 
 
 def watch(work: Work, apart: dict[str, nn.Module]) -> dict[str, Seen | str]:
