@@ -98,6 +98,7 @@ _OPAQUE = (
     "experts",
     "causal_conv1d",
     "ssd",
+    "selective_scan",
     "gated_delta_rule",
     "kv_store",
     "paged_attention",

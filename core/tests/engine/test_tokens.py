@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import CONFIGS, GREEDY, Case
-from transformers import AutoModelForCausalLM, MambaConfig
+from transformers import AutoModelForCausalLM, RwkvConfig
 
 from polysilicon.engine import Engine, SamplingParams
 from polysilicon.errors import AdaptError, DeviceError, KernelError
@@ -134,10 +134,10 @@ def test_a_cache_that_does_not_fit_says_how_much_is_free(llama: Case) -> None:
 
 
 def test_a_model_without_paged_attention_is_refused_and_left_as_it_was() -> None:
-    config = MambaConfig(vocab_size=30, hidden_size=16, num_hidden_layers=1)
+    config = RwkvConfig(vocab_size=30, hidden_size=16, num_hidden_layers=2)
     model = AutoModelForCausalLM.from_config(config).eval()
     before = {name: type(module) for name, module in model.named_modules()}
-    with pytest.raises(AdaptError, match=r"cannot run MambaForCausalLM: .* still works"):
+    with pytest.raises(AdaptError, match=r"cannot run RwkvForCausalLM: .* still works"):
         Engine(model)
     assert {name: type(module) for name, module in model.named_modules()} == before
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polysilicon.errors import AdaptError
-from polysilicon.layers import CausalConv1d, GatedDeltaRule, PagedBatch, StateSpace
+from polysilicon.layers import (
+    CausalConv1d,
+    GatedDeltaRule,
+    PagedBatch,
+    SelectiveScan,
+    StateSpace,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,11 +51,24 @@ def _ssd(length: int) -> tuple[Any, Any]:
     return layer, call
 
 
-def _delta(length: int) -> tuple[Any, Any]:
+def _scan(length: int) -> tuple[Any, Any]:
+    x, dt = torch.randn(2, BATCH, length, 6)
+    a, d, bias = -torch.rand(6, 8), torch.randn(6), torch.randn(6)
+    b, c = torch.randn(2, BATCH, length, 8) / 2
+    layer = SelectiveScan(6, 8)
+
+    def call(own: Any, part: slice, state: Tensor | None) -> Any:
+        return own(x[:, part], dt[:, part], a, b[:, part], c[:, part], d, bias, state)
+
+    return layer, call
+
+
+def _delta(length: int, *, by_channel: bool = False) -> tuple[Any, Any]:
     q, k = torch.randn(2, BATCH, length, 2, 8)
-    v, g = torch.randn(BATCH, length, 4, 5), -torch.rand(BATCH, length, 4)
+    v = torch.randn(BATCH, length, 4, 5)
+    g = -torch.rand(BATCH, length, 4, *([8] if by_channel else []))
     beta = torch.rand(BATCH, length, 4)
-    layer = GatedDeltaRule(2, 4, 8, 5, scale=8**-0.5)
+    layer = GatedDeltaRule(2, 4, 8, 5, scale=8**-0.5, by_channel=by_channel)
 
     def call(own: Any, part: slice, state: Tensor | None) -> Any:
         rows = (x[:, part] for x in (q, k, v, g, beta))
@@ -57,7 +77,13 @@ def _delta(length: int) -> tuple[Any, Any]:
     return layer, call
 
 
-OPS = {"causal_conv1d": _conv, "ssd": _ssd, "gated_delta_rule": _delta}
+OPS = {
+    "causal_conv1d": _conv,
+    "ssd": _ssd,
+    "selective_scan": _scan,
+    "gated_delta_rule": _delta,
+    "gated_delta_rule by channel": partial(_delta, by_channel=True),
+}
 
 
 def _pieces(layer: Any, call: Any, cuts: list[int]) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from polysilicon.adapt.probe import Inputs
     from polysilicon.adapt.recording import ModuleCall
-    from polysilicon.adapt.standins import StandIn
+    from polysilicon.adapt.standin import StandIn
 
 #: Sequences and tokens of each: one, fewer than a chunk, more than one.
 _SIZES = ((2, 1), (2, 7), (1, 65))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from polysilicon.adapt.recording import ModuleCall
-    from polysilicon.adapt.standins import StandIn
+    from polysilicon.adapt.standin import StandIn
     from polysilicon.adapt.watching import Seen
     from polysilicon.adapt.work import Work
 
@@ -47,7 +47,7 @@ def replace_mixers(work: Work) -> None:
             _replace(work, path, mixers[path], seen, proofs)
         except Unverified as failure:
             work.kept(path, "mixer", str(failure))
-            for child in [] if isinstance(seen, str) else _given(path, mixers[path], seen):
+            for child in [] if isinstance(seen, str) else _given(work, path, mixers[path], seen):
                 work.kept(child, "mixer", "its weights are the mixer's, which was kept")
 
 
@@ -87,7 +87,7 @@ def _replace(work: Work, path: str, module: nn.Module, seen: Seen | str, proofs:
         if stand_in.paged:
             work.recurrent[f"{path}:{name}"] = stand_in.layer
     by = ", ".join(dict.fromkeys(type(one.layer).__name__ for one in layers.values()))
-    for part in (path, *_given(path, module, seen)):
+    for part in (path, *_given(work, path, module, seen)):
         work.rows[part] = Row(
             path=part,
             kind="mixer",
@@ -137,8 +137,9 @@ def _facts(
     return function, problems, settings
 
 
-def _given(path: str, module: nn.Module, seen: Seen) -> list[str]:
-    """Children without a forward of their own, whose weights the mixer passed on."""
+def _given(work: Work, path: str, module: nn.Module, seen: Seen) -> list[str]:
+    """Children that no pass took for layers, whose weights the mixer passed on."""
+    known = {name for name, row in work.rows.items() if row.status == "replaced"}
     passed = {
         value.data_ptr()
         for calls in seen.values()
@@ -151,5 +152,6 @@ def _given(path: str, module: nn.Module, seen: Seen) -> list[str]:
         for name, child in module.named_children()
         if structure.is_leaf(child)
         and structure.parameters(child)
+        and f"{path}.{name}" not in known
         and any(p.data_ptr() in passed for p in structure.parameters(child).values())
     ]

@@ -44,7 +44,9 @@ def may_be_norm(candidate: Candidate) -> bool:
     """A leaf with at most one weight and one bias, both vectors of the same length."""
     module = candidate.module
     own = structure.parameters(module)
-    if not structure.is_leaf(module) or structure.buffers(module) or len(own) > 2:
+    # A buffer that no checkpoint holds is a constant, which the proof covers.
+    stored = structure.buffers(module).keys() - module._non_persistent_buffers_set
+    if not structure.is_leaf(module) or stored or len(own) > 2:
         return False
     if not own:
         return "norm" in candidate.name.lower()

@@ -16,6 +16,7 @@ from polysilicon.layers.quantized_experts import QuantizedExperts
 from polysilicon.layers.quantized_linear import QuantizedLinear
 from polysilicon.layers.rotary import RotaryEmbedding
 from polysilicon.layers.router import Router
+from polysilicon.layers.selective_scan import SelectiveScan
 from polysilicon.layers.state_space import StateSpace
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "RMSNorm",
     "RotaryEmbedding",
     "Router",
+    "SelectiveScan",
     "StateSpace",
     "allocate_kv_cache",
 ]

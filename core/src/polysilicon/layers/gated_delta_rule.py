@@ -28,6 +28,7 @@ class GatedDeltaRule(Recurrent):
         v_head_size: dv.
         scale: factor of the queries.
         normalize: whether queries and keys are made of unit length first.
+        by_channel: whether a head has a decay for each of its key channels (arXiv:2510.26692).
         dtype: of the inputs; the state is float32.
         name: see Recurrent.
         context: see Recurrent.
@@ -48,6 +49,7 @@ class GatedDeltaRule(Recurrent):
         *,
         scale: float,
         normalize: bool = True,
+        by_channel: bool = False,
         dtype: torch.dtype = torch.float32,
         name: str = "",
         context: PagedContext | None = None,
@@ -60,7 +62,7 @@ class GatedDeltaRule(Recurrent):
             )
         self.key_heads, self.value_heads = key_heads, value_heads
         self.head_size, self.v_head_size = head_size, v_head_size
-        self.scale, self.normalize = float(scale), normalize
+        self.scale, self.normalize, self.by_channel = float(scale), normalize, by_channel
         self.register_buffer("dtype_mark", torch.empty(0, dtype=dtype), persistent=False)
         self.bind_kernel("gated_delta_rule", portable("gated_delta_rule"))
 
@@ -71,6 +73,7 @@ class GatedDeltaRule(Recurrent):
             "head_size": self.head_size,
             "v_head_size": self.v_head_size,
             "normalize": self.normalize,
+            "by_channel": self.by_channel,
             "chunk": CHUNK,
         }
         dtype = dtype_name(self.dtype_mark.dtype)
@@ -87,6 +90,7 @@ class GatedDeltaRule(Recurrent):
     ) -> tuple[Tensor, Tensor]:
         """Twice [b, L, hk, dk], [b, L, hv, dv], twice [b, L, hv] and [b, hv, dk, dv] → y, state.
 
+        With decays by channel g is [b, L, hv, dk].
         In the engine the state is the engine's, and so is the one returned.
         """
         batch, length = v.shape[:2]

@@ -26,6 +26,7 @@ NAMES: tuple[str, ...] = (
     "experts",
     "causal_conv1d",
     "ssd",
+    "selective_scan",
     "gated_delta_rule",
     "kv_store",
     "paged_attention",

@@ -2,6 +2,7 @@
 
 T tokens of B sequences laid end to end, hk key heads of dk, hv value heads of dv numbers; a key
 head serves hv / hk value heads. S ← exp(g) · S, then S ← S + β · k ⊗ (v - Sᵀk), o = scale · Sᵀq.
+A head's decay is one number, or one for each of its key channels (arXiv:2510.26692).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from polysilicon.ops.contract import Op, Sample
 from polysilicon.ops.samples import Source
-from polysilicon.ops.sequences import MIXTURES, SLOTS, decoding, groups, layout, spoil
+from polysilicon.ops.sequences import MIXTURES, SLOTS, decoding, groups, layout, spoil, walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -24,12 +25,15 @@ if TYPE_CHECKING:
 #: Added to the squared length before the root, as the published kernels do.
 _EPSILON = 1e-6
 
+#: Tokens of a chunk with decays by channel.
+_CHANNEL_CHUNK = 16
+
 
 def torch_kernel(
     q: Tensor,  # [T, hk, dk]
     k: Tensor,  # [T, hk, dk]
     v: Tensor,  # [T, hv, dv]
-    g: Tensor,  # [T, hv], log of the decay, not positive
+    g: Tensor,  # [T, hv] or [T, hv, dk], log of the decay, not positive
     beta: Tensor,  # [T, hv]
     scale: float,
     normalize: bool,  # q and k to unit length first
@@ -50,9 +54,12 @@ def torch_kernel(
         parts[0] = parts[0] * scale
         parts[:2] = (part.repeat_interleave(repeat, 1) for part in parts[:2])
         held, ys = group.load(state), []
-        for start in range(0, group.tokens.shape[1], chunk):
-            piece = slice(start, start + chunk)
-            queries, keys, values, decays, betas = (part[:, :, piece] for part in parts)
+        # Decays by channel come between the numbers of every pair of keys: shorter chunks.
+        length = chunk if g.dim() == 2 else min(chunk, _CHANNEL_CHUNK)
+        for start in range(0, group.tokens.shape[1], length):
+            queries, keys, values, decays, betas = (
+                part[:, :, start : start + length] for part in parts
+            )
             y, held = _chunk(queries, keys, values, decays, betas, held)
             ys.append(y)
         out[group.tokens] = torch.cat(ys, 2).transpose(1, 2).to(v.dtype)
@@ -68,24 +75,50 @@ def _chunk(
     q: Tensor,  # [G, hv, l, dk]
     k: Tensor,
     v: Tensor,  # [G, hv, l, dv]
-    g: Tensor,  # [G, hv, l]
-    beta: Tensor,
+    g: Tensor,  # [G, hv, l] or [G, hv, l, dk]
+    beta: Tensor,  # [G, hv, l]
     state: Tensor,  # [G, hv, dk, dv]
 ) -> tuple[Tensor, Tensor]:
-    decay, beta = g.cumsum(-1), beta[..., None]
+    if k.shape[2] == 1:
+        return _step(q, k, v, g, beta, state)
+    decay, beta = g.cumsum(2), beta[..., None]
+    keys, queries = _scores(q, k, decay)
+    decay = decay if g.dim() == 4 else decay[..., None]
+    since = decay.exp()
+    # Each correction depends on those before it in the chunk: (1 + lower) u = β (v - what S says).
+    wanted = beta * (v - (since * k) @ state)
+    u = torch.linalg.solve_triangular(
+        (beta * keys).tril(-1), wanted, upper=False, unitriangular=True
+    )
+    y = (since * q) @ state + queries @ u
+    left, whole = (decay[:, :, -1:] - decay).exp(), decay[:, :, -1].exp()[..., None]
+    state = whole * state + (k * left).transpose(-1, -2) @ u
+    return y, state
+
+
+def _scores(q: Tensor, k: Tensor, decay: Tensor) -> tuple[Tensor, Tensor]:
+    """What keys and queries of a chunk say to its keys so far, [G, hv, l, l] each."""
     length = k.shape[2]
     later = torch.ones(length, length, dtype=torch.bool, device=k.device).triu(1)
+    between = decay.unsqueeze(3) - decay.unsqueeze(2)
+    if decay.dim() == 4:
+        between = between.masked_fill_(later[..., None], -torch.inf).exp_()
+        between *= k.unsqueeze(2)  # [G, hv, l, l, dk]
+        keys, queries = (between @ x[..., None] for x in (k, q))
+        return keys[..., 0], queries[..., 0]
     # Masked before the exponential, which would overflow for what lies ahead.
-    pairs = (decay[..., :, None] - decay[..., None, :]).masked_fill(later, -torch.inf).exp()
-    since = decay.exp()[..., None]
-    # Each correction depends on those before it in the chunk: (1 + lower) u = β (v - what S says).
-    lower = (beta * (k @ k.transpose(-1, -2)) * pairs).tril(-1)
-    wanted = beta * (v - since * (k @ state))
-    u = torch.linalg.solve_triangular(lower, wanted, upper=False, unitriangular=True)
-    y = since * (q @ state) + (q @ k.transpose(-1, -2) * pairs) @ u
-    left = (decay[..., -1:] - decay).exp()[..., None]
-    state = decay[..., -1].exp()[..., None, None] * state + (k * left).transpose(-1, -2) @ u
-    return y, state
+    between = between.masked_fill_(later, -torch.inf).exp_()
+    return k @ k.transpose(-1, -2) * between, q @ k.transpose(-1, -2) * between
+
+
+def _step(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """A chunk of one token: the recurrence as it is written, `state` in place."""
+    state *= g.exp().transpose(2, 3) if g.dim() == 4 else g.exp()[..., None]
+    u = beta[..., None] * (v - k @ state)
+    state.addcmul_(k.transpose(-1, -2), u)
+    return q @ state, state
 
 
 def gated_delta_rule_fake(
@@ -123,23 +156,18 @@ def reference(
     max_query: int,
 ) -> Tensor:
     """The recurrence in float64, one token at a time."""
-    out = torch.zeros(v.shape, dtype=torch.float64, device=v.device)
-    starts, repeat = query_starts.tolist(), v.shape[1] // k.shape[1]
-    for row, slot in enumerate(state_slots.tolist()):
-        if slot < 0 or starts[row] == starts[row + 1]:
-            continue
-        held = state[slot].double() if seen[row] else torch.zeros_like(state[slot]).double()
-        for token in range(starts[row], starts[row + 1]):
-            query, key = q[token].double(), k[token].double()
-            if normalize:
-                query, key = _unit(query), _unit(key)
-            query, key = (x.repeat_interleave(repeat, 0) for x in (query, key))
-            held = g[token].double().exp()[:, None, None] * held
-            wrong = v[token].double() - (held * key[..., None]).sum(1)
-            held = held + key[..., None] * (beta[token].double()[:, None] * wrong)[:, None]
-            out[token] = scale * (held * query[..., None]).sum(1)
-        state[slot] = held.to(state.dtype)
-    return out
+    repeat = v.shape[1] // k.shape[1]
+
+    def advance(held: Tensor, token: int) -> tuple[Tensor, Tensor]:
+        pair = [x[token].double() for x in (q, k)]
+        pair = [_unit(x) for x in pair] if normalize else pair
+        query, key = (x.repeat_interleave(repeat, 0)[..., None] for x in pair)
+        held = g[token].double().exp().view(len(held), -1, 1) * held
+        wrong = v[token].double() - (held * key).sum(1)
+        held = held + key * (beta[token].double()[:, None] * wrong)[:, None]
+        return held, scale * (held * query).sum(1)
+
+    return walk(v.shape, state, query_starts, state_slots, seen, advance)
 
 
 def _samples(dtype: torch.dtype, device: torch.device) -> Iterator[Sample]:
@@ -167,6 +195,12 @@ def _samples(dtype: torch.dtype, device: torch.device) -> Iterator[Sample]:
     yield sample("mixture", ", lengths kept", normalize=False, k=keys)
     strong = torch.full((65, 4), -1e3, device=device)
     yield sample("chunk with a past", ", forgets all", g=strong, chunk=64)
+    for name in ("decode", "mixture", "chunk with a past"):
+        tokens = layout(name, source)[0]
+        yield sample(name, ", by channel", g=-wide.normal(tokens, 4, 16).exp())
+    yield sample(
+        "chunk with a past", ", channels forget all", g=strong[..., None].expand(-1, -1, 16)
+    )
 
 
 def _inputs(
@@ -181,11 +215,12 @@ def _inputs(
     wide = Source(torch.float32, device, 1)
     key_heads, heads = size("key_heads", 4), size("value_heads", 8)
     width, value = size("head_size", 128), size("v_head_size", 128)
+    decays = (tokens, heads, *([width] if problem.fact("by_channel", False) else []))
     return {
         "q": source.normal(tokens, key_heads, width),
         "k": source.normal(tokens, key_heads, width),
         "v": source.normal(tokens, heads, value),
-        "g": -wide.normal(tokens, heads).exp(),
+        "g": -wide.normal(*decays).exp(),
         "beta": source.normal(tokens, heads).sigmoid(),
         "scale": width**-0.5,
         # Keys of any length would make the state grow without bound.
@@ -207,7 +242,9 @@ OP = Op(
         "int chunk, Tensor(a!) state, Tensor query_starts, Tensor state_slots, Tensor seen, "
         "SymInt max_query) -> Tensor"
     ),
-    keys=frozenset({"key_heads", "value_heads", "head_size", "v_head_size", "normalize", "chunk"}),
+    keys=frozenset(
+        {"key_heads", "value_heads", "head_size", "v_head_size", "normalize", "by_channel", "chunk"}
+    ),
     reference=reference,
     samples=_samples,
     reduction=_reduction,

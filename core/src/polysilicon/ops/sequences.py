@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -52,6 +52,34 @@ def groups(query_starts: Tensor, state_slots: Tensor, seen: Tensor) -> Iterator[
             slots=torch.tensor([slots[row] for row in rows], device=device),
             carried=torch.tensor([before[row] > 0 for row in rows], device=device),
         )
+
+
+def walk(
+    shape: torch.Size,
+    state: Tensor,
+    query_starts: Tensor,
+    state_slots: Tensor,
+    seen: Tensor,
+    advance: Callable[[Tensor, int], tuple[Tensor, Tensor]],
+) -> Tensor:
+    """A recurrence in float64, token by token: what the references of recurrent ops share.
+
+    Args:
+        shape: of the results, [T, ...].
+        state: [slots, ...], moved on in place.
+        query_starts, state_slots, seen: see `layers.recurrent.Sequences`.
+        advance: state and token → the state after it, and its result.
+    """
+    out = torch.zeros(shape, dtype=torch.float64, device=state.device)
+    starts = query_starts.tolist()
+    for row, slot in enumerate(state_slots.tolist()):
+        if slot < 0 or starts[row] == starts[row + 1]:
+            continue
+        held = state[slot].double() if seen[row] else torch.zeros_like(state[slot]).double()
+        for token in range(starts[row], starts[row + 1]):
+            held, out[token] = advance(held, token)
+        state[slot] = held.to(state.dtype)
+    return out
 
 
 #: name → lengths, slots and tokens seen before, of the sequences of one sample.

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from polysilicon.ops.contract import Op, Sample
 from polysilicon.ops.samples import Source
-from polysilicon.ops.sequences import MIXTURES, SLOTS, decoding, groups, layout, spoil
+from polysilicon.ops.sequences import MIXTURES, SLOTS, decoding, groups, layout, spoil, walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -124,23 +124,19 @@ def reference(
     max_query: int,
 ) -> Tensor:
     """The recurrence in float64, one token at a time."""
-    out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
-    starts, repeat = query_starts.tolist(), x.shape[1] // b.shape[1]
-    for row, slot in enumerate(state_slots.tolist()):
-        if slot < 0 or starts[row] == starts[row + 1]:
-            continue
-        held = state[slot].double() if seen[row] else torch.zeros_like(state[slot]).double()
-        for token in range(starts[row], starts[row + 1]):
-            step = dt[token].double() + (0 if dt_bias is None else dt_bias.double())
-            step = torch.logaddexp(step, torch.zeros_like(step)) if dt_softplus else step
-            step = step.clamp(dt_min, dt_max)
-            keys = b[token].double().repeat_interleave(repeat, 0)
-            held = (step * a.double()).exp()[:, None, None] * held
-            held = held + (step[:, None] * x[token].double())[..., None] * keys[:, None]
-            y = (held * c[token].double().repeat_interleave(repeat, 0)[:, None]).sum(-1)
-            out[token] = y if d is None else y + d.double()[:, None] * x[token].double()
-        state[slot] = held.to(state.dtype)
-    return out
+    repeat = x.shape[1] // b.shape[1]
+
+    def advance(held: Tensor, token: int) -> tuple[Tensor, Tensor]:
+        step = dt[token].double() + (0 if dt_bias is None else dt_bias.double())
+        step = torch.logaddexp(step, torch.zeros_like(step)) if dt_softplus else step
+        step = step.clamp(dt_min, dt_max)
+        keys, queries = (v[token].double().repeat_interleave(repeat, 0)[:, None] for v in (b, c))
+        held = (step * a.double()).exp()[:, None, None] * held
+        held = held + (step[:, None] * x[token].double())[..., None] * keys
+        y = (held * queries).sum(-1)
+        return held, y if d is None else y + d.double()[:, None] * x[token].double()
+
+    return walk(x.shape, state, query_starts, state_slots, seen, advance)
 
 
 def _samples(dtype: torch.dtype, device: torch.device) -> Iterator[Sample]:

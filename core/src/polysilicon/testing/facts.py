@@ -138,6 +138,14 @@ def _ssd(given: Arguments) -> Facts:
     }
 
 
+def _selective_scan(given: Arguments) -> Facts:
+    return {
+        "channels": given["x"].shape[1],
+        "state": given["b"].shape[1],
+        "chunk": given["chunk"],
+    }
+
+
 def _gated_delta_rule(given: Arguments) -> Facts:
     return {
         "key_heads": given["k"].shape[1],
@@ -145,6 +153,7 @@ def _gated_delta_rule(given: Arguments) -> Facts:
         "head_size": given["k"].shape[2],
         "v_head_size": given["v"].shape[2],
         "normalize": given["normalize"],
+        "by_channel": given["g"].dim() == 3,
         "chunk": given["chunk"],
     }
 
@@ -258,6 +267,7 @@ _FACTS: dict[str, Callable[[Arguments], Facts]] = {
     "experts": _experts,
     "causal_conv1d": _causal_conv1d,
     "ssd": _ssd,
+    "selective_scan": _selective_scan,
     "gated_delta_rule": _gated_delta_rule,
     "kv_store": _kv_store,
     "paged_attention": _paged_attention,
