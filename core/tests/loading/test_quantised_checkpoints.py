@@ -261,6 +261,18 @@ def test_a_quantised_head_and_biases_are_loaded(tmp_path: Path) -> None:
     torch.testing.assert_close(logits(ours), logits(model), rtol=0, atol=1e-5)
 
 
+def test_biases_of_a_model_that_has_none_are_added(tmp_path: Path) -> None:
+    reference, state = _written(tmp_path, CASES["gptq"])
+    for name, module in reference.named_modules():
+        if type(module) is torch.nn.Linear and name != "lm_head":
+            module.bias = torch.nn.Parameter(torch.randn(module.out_features) * 0.1)
+            state[f"{name}.bias"] = module.bias.detach()
+    checkpoints.save(tmp_path, reference, state, CASES["gptq"].config)
+    ours: Any = load(tmp_path).model
+    torch.testing.assert_close(logits(ours), logits(reference), rtol=0, atol=1e-5)
+    assert ours.state_dict().keys() == state.keys()
+
+
 def test_gptqs_dynamic_field_is_followed(tmp_path: Path) -> None:
     model = tiny_model("llama", **SIZES)
     config = CASES["gptq"].config | {

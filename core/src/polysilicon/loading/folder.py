@@ -163,7 +163,9 @@ def _fill_safetensors(
         if quantization is None:
             return fill(cls, config, weights, dtype, folder)
         model = skeleton(cls, config, dtype)
-        layers = replacements(folder, model, packed, dtype, lambda e: lazy(e, e.dtype)[...])
+        layers = replacements(
+            folder, model, packed, dtype, plain, lambda entry: lazy(entry, entry.dtype)[...]
+        )
         weights |= {name: _source(source, lazy) for name, source in layers.sources.items()}
         settings = quantization_config(quantization.settings, layers)
         return fill(cls, config, weights, dtype, folder, settings)

@@ -16,7 +16,7 @@ from polysilicon.loading.quantized_names import Names, Place
 from polysilicon.loading.quantized_stacks import Stack, check_shapes, stack, stacked_format
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
     from pathlib import Path
 
     from transformers import PreTrainedModel
@@ -68,11 +68,13 @@ def replacements(
     model: PreTrainedModel,
     weights: list[Weight],
     dtype: torch.dtype,
+    plain: Container[str],
     read: Read,
 ) -> Replacements:
     """The layers for `weights` of a checkpoint of `model`, which is on the meta device.
 
-    `read` gives the values of those few tensors on which it depends whether a layer can be made.
+    `plain` has the names of its other tensors; `read` gives the values of those few tensors on
+    which it depends whether a layer can be made.
 
     Raises:
         LoadError: a weight has no place in the model, or does not fit there.
@@ -85,7 +87,12 @@ def replacements(
         place = names.place(folder, weight)
         module = model.get_submodule(place.module)
         if isinstance(module, nn.Linear):
-            layer = _linear(folder, weight, module, dtype)
+            bias = module.bias
+            if bias is None and f"{weight.name.removesuffix('weight')}bias" in plain:
+                # Early GPTQ checkpoints have one for every layer, of a model that has none.
+                empty = torch.empty(module.out_features, dtype=dtype, device="meta")
+                bias = nn.Parameter(empty, requires_grad=False)
+            layer = _linear(folder, weight, module, bias, dtype)
             parts = weight.parts.values()
             found.layers[place.module] = layer
             found.sources |= {f"{place.module}.{part.name}": part.entry for part in parts}
@@ -104,13 +111,19 @@ def replacements(
     return found
 
 
-def _linear(folder: Path, weight: Weight, module: nn.Linear, dtype: torch.dtype) -> QuantizedLinear:
+def _linear(
+    folder: Path,
+    weight: Weight,
+    module: nn.Linear,
+    bias: nn.Parameter | None,
+    dtype: torch.dtype,
+) -> QuantizedLinear:
     tensors = {part.name: _empty(part.entry) for part in weight.parts.values()}
     try:
         layer = QuantizedLinear(
             tensors,
             weight.stored,
-            bias=module.bias,
+            bias=bias,
             activation=weight.activation,
             in_features=module.in_features,
             dtype=dtype,
