@@ -103,6 +103,7 @@ def _replace(work: Work, path: str, module: nn.Module, sites: set[Site]) -> bool
 
 def _layer(work: Work, path: str, module: nn.Module, seen: Seen, rule: Rule) -> Attention:
     size = seen.q.shape[-1]
+    assert seen.scale is not None
     numbers = [n for n in structure.numbers(module) if n > 0]
     nice = [size**-0.5, 1.0, *numbers, *(1 / n for n in numbers)]
     scale = next((n for n in nice if abs(n - seen.scale) <= 1e-4 * n), seen.scale)

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 #: Scores below this have no weight: code masks with the least number, -10000 or minus infinity.
 LEAST = -5e3
 
-#: How far scores may be from a multiple of the product, relative to the largest; a short dtype
-#: rounds them further, but there only what is visible is asked.
+#: How far scores may be from a multiple of the product, relative to the largest, in float32.
 _LINEAR = 1e-4
 
 
@@ -37,7 +36,7 @@ class Seen:
     q: Tensor  # [b, h, tq, d]
     k: Tensor  # [b, hk, tk, d]
     v: Tensor  # [b, hk, tk, dv]
-    scale: float
+    scale: float | None  # None where it was not asked
     bias: Tensor | None  # [b, 1 or h, tq, tk]
     score_heads: int
 
@@ -63,10 +62,13 @@ class Seen:
 
 
 class _Notes(Products):
-    """Stands for our layer: attends as the module would, and keeps what it saw."""
+    """Stands for our layer: keeps what it saw, and attends as the module would.
 
-    def __init__(self, batch: int) -> None:
-        self.batch = batch
+    Without `whole` it keeps the bias alone and gives zeros, so that keys may be many.
+    """
+
+    def __init__(self, batch: int, whole: bool) -> None:
+        self.batch, self.whole = batch, whole
         self.seen: list[Seen] = []
         self.score_heads = 1
         self._scores: Tensor | None = None
@@ -76,14 +78,17 @@ class _Notes(Products):
         return super().start(product) if self._scores is None else self._scores.clone()
 
     def __call__(self, product: Product, bias: Callable[[], Tensor], v: Tensor) -> Tensor:
-        """The module's own result."""
+        """The module's own result, or zeros."""
         self._scores = None
         heads = product.q.shape[-3] if product.q.dim() == 4 else product.q.shape[0] // self.batch
         added = self._bias(heads, bias)
+        q, k, values = (by_head(x, heads) for x in (product.q, product.k, v))
+        if not self.whole:
+            self.seen.append(Seen(q, k, values, None, by_head(added, heads), self.score_heads))
+            return v.new_zeros(*v.shape[:-2], q.shape[-2], v.shape[-1])
         raw = product.q @ product.k.transpose(-1, -2)
         self._scores = product.factor * raw + (0 if product.added is None else product.added)
         scores = bias()
-        q, k, values = (by_head(x, heads) for x in (product.q, product.k, v))
         added, of_head = by_head(added, heads), by_head(scores, heads)
         scale = _scale(by_head(raw, heads), of_head, added)
         self.seen.append(Seen(q, k, values, scale, added, self.score_heads))
@@ -109,7 +114,7 @@ class _Notes(Products):
     def scaled_dot_product_attention(
         self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
     ) -> Tensor:
-        """PyTorch's function, noted."""
+        """PyTorch's function, noted; zeros without `whole`."""
         names = ("attn_mask", "dropout_p", "is_causal")
         given: dict[str, Any] = dict(zip(names, args, strict=False)) | kwargs
         mask, scale = given.get("attn_mask"), given.get("scale")
@@ -118,6 +123,8 @@ class _Notes(Products):
         mask = None if mask is None else mask.view((1,) * (4 - mask.dim()) + mask.shape)
         scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
         self.seen.append(Seen(query, key, value, scale, mask, 1))
+        if not self.whole:
+            return query.new_zeros(*query.shape[:-1], value.shape[-1])
         function = torch.nn.functional.scaled_dot_product_attention
         return function(query, key, value, *args, **kwargs)
 
@@ -136,8 +143,7 @@ def _scale(product: Tensor, scores: Tensor, bias: Tensor) -> float:
         raise Unverified("the probe prompts gave scores of zero only")
     scale = (moved * product).sum() / power
     largest = scores.double().expand_as(kept)[kept].abs().max()
-    bound = max(_LINEAR, 4 * torch.finfo(scores.dtype).eps)
-    if not (moved - scale * product).abs().max() <= bound * largest:
+    if not (moved - scale * product).abs().max() <= _LINEAR * largest:
         raise Unverified("its scores are no multiple of the product of queries and keys")
     return float(scale)
 
@@ -152,8 +158,8 @@ def method(module: nn.Module, name: str, function: Callable[..., Any]) -> Iterat
         del vars(module)[name]
 
 
-def notes(module: nn.Module, site: Site, probe: Inputs) -> list[Seen]:
-    """What the module's attention is on one call, in order.
+def notes(module: nn.Module, site: Site, probe: Inputs, *, whole: bool = True) -> list[Seen]:
+    """What the module's attention is on one call, in order; without `whole` only what it masks.
 
     Raises:
         Unverified: its code can't be rewritten, or raises on these inputs.
@@ -161,7 +167,7 @@ def notes(module: nn.Module, site: Site, probe: Inputs) -> list[Seen]:
     original = getattr(type(module), site.method)
     hidden = structure.first_tensor(probe)
     assert hidden is not None
-    noting = _Notes(hidden.shape[0])
+    noting = _Notes(hidden.shape[0], whole)
     code = outlined(innermost(original), site)
     function, name = rebind(original, {ATTEND: noting}, code)
     try:

@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache
 
 from polysilicon.adapt import structure
 from polysilicon.adapt.attention import check_mask
-from polysilicon.adapt.attention_notes import LEAST, notes
+from polysilicon.adapt.attention_notes import LEAST, Seen, notes
 from polysilicon.adapt.probe import Inputs, Unverified
 from polysilicon.adapt.recording import PROMPT, place
 from polysilicon.layers.attention import Attention
@@ -46,7 +46,7 @@ class Rule:
 def rule_of(module: nn.Module, site: Site, calls: list[Inputs], recording: Recording) -> Rule:
     """The rule of one module by its recorded calls."""
     first = min(calls, key=lambda call: -_queries(call))
-    seen = notes(module, site, without_cache(first))[0]
+    seen = _seen(module, site, without_cache(first))
     shown = seen.visible()
     causal = not bool(shown.triu(1).any())
     if seen.is_biased():
@@ -55,7 +55,7 @@ def rule_of(module: nn.Module, site: Site, calls: list[Inputs], recording: Recor
         return Rule(causal, 0, "its attention is not causal")
     try:
         window = _own_window(module, site, calls)
-        own = notes(module, site, without_cache(_stretched(first, PROMPT, PROMPT)))[0].visible()
+        own = _seen(module, site, without_cache(_stretched(first, PROMPT, PROMPT))).visible()
     except Unverified as failure:
         return Rule(causal, 0, f"what a query sees far away cannot be told: {failure}")
     return Rule(causal, window, _mask_reason(first, shown, own, window, recording))
@@ -117,8 +117,12 @@ def _limit(module: nn.Module) -> int:
 def _far_view(module: nn.Module, site: Site, base: Inputs, keys: int) -> Tensor:
     """What queries see when the masks of a call let all of `keys` keys through."""
     if _queries(base) > 1:
-        return notes(module, site, without_cache(_stretched(base, PROMPT, keys)))[0].visible()
-    return notes(module, site, _stretched(base, PROMPT + 1, keys))[0].visible()
+        return _seen(module, site, without_cache(_stretched(base, PROMPT, keys))).visible()
+    return _seen(module, site, _stretched(base, PROMPT + 1, keys)).visible()
+
+
+def _seen(module: nn.Module, site: Site, call: Inputs) -> Seen:
+    return notes(module, site, call, whole=False)[0]
 
 
 class _FarCache:
