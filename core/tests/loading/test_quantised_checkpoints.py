@@ -261,6 +261,15 @@ def test_a_quantised_head_and_biases_are_loaded(tmp_path: Path) -> None:
     torch.testing.assert_close(logits(ours), logits(model), rtol=0, atol=1e-5)
 
 
+def test_a_tied_head_stays_the_embedding(tmp_path: Path) -> None:
+    reference, state = _written(tmp_path, CASES["awq"], tie_word_embeddings=True)
+    del state["lm_head.weight"]
+    checkpoints.save(tmp_path, reference, state, CASES["awq"].config)
+    ours: Any = load(tmp_path).model
+    assert ours.lm_head.weight is ours.model.embed_tokens.weight
+    torch.testing.assert_close(logits(ours), logits(reference), rtol=0, atol=1e-5)
+
+
 def test_biases_of_a_model_that_has_none_are_added(tmp_path: Path) -> None:
     reference, state = _written(tmp_path, CASES["gptq"])
     for name, module in reference.named_modules():
