@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from polysilicon.adapt.surgery import Surgery
     from polysilicon.layers.attention import Attention, PagedContext
+    from polysilicon.layers.latent_attention import LatentAttention
     from polysilicon.layers.recurrent import Recurrent
 
 _MARK = "_polysilicon_adapted"
@@ -44,7 +45,7 @@ class Adapted:
     model: nn.Module
     report: Report
     context: PagedContext
-    attention: list[Attention]
+    attention: list[Attention | LatentAttention]
     recurrent: list[Recurrent]
     _surgery: Surgery = field(repr=False)
 

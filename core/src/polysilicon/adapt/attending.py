@@ -19,6 +19,7 @@ from polysilicon.adapt import (
 )
 from polysilicon.adapt.attention import build_attention, check_mask
 from polysilicon.adapt.interface import CHILD, KNOWN, Interface, Recorder, original_function
+from polysilicon.adapt.latent import attend_to_latents
 from polysilicon.adapt.probe import Unverified
 from polysilicon.adapt.recording import record
 from polysilicon.layers.attention import Attention
@@ -170,7 +171,8 @@ class Attending:
         work.attention[path] = layer
         paged = check_mask(layer, calls[0].mask, work.recording)
         work.paged = work.paged or (f"{path}: {paged}" if paged else "")
-        self._fuse(path, module, error)
+        if not self._attend_to_latents(path, module, layer, error):
+            self._fuse(path, module, layer, error)
 
     def _attach_branching(self) -> None:
         """A module that passed strange arguments under our name may take them under its own."""
@@ -178,9 +180,28 @@ class Attending:
         for path in branching.replace_branching(self.work, modules, original_of_config):
             self._keep(path, self._refused[path])
 
-    def _fuse(self, path: str, module: nn.Module, error: float) -> None:
+    def _attend_to_latents(
+        self, path: str, module: nn.Module, layer: Attention, error: float
+    ) -> bool:
+        """Whether keys and values are expanded from latents; the engine then caches those."""
+        work, recording = self.work, self.work.recording
+        seen, attended = recording.calls[module][0], recording.attention[module][0]
+        try:
+            found = attend_to_latents(module, layer, seen, attended, work.surgery)
+        except Unverified as failure:
+            note = f"the engine caches its keys and values, not its latents: {failure}"
+            work.replaced(path, "attention", layer, error, note)
+            return True
+        if found is None:
+            return False
+        latent, call = found
+        work.surgery.replace(module, CHILD, call)
+        work.attention[path] = latent
+        work.replaced(path, "attention", latent, error)
+        return True
+
+    def _fuse(self, path: str, module: nn.Module, layer: Attention, error: float) -> None:
         work = self.work
-        layer = work.attention[path]
         try:
             worst = fusing.fuse(module, layer, work.recording, work.surgery)
         except Unverified as failure:
@@ -197,6 +218,8 @@ class Attending:
             if calls is None or path not in work.attention:
                 continue
             layer = work.attention[path]
+            if not isinstance(layer, Attention):
+                continue
             given = tuple(id(x) for call in calls for x in (call.key, call.value))
             owner = owners.setdefault(given, layer)
             if owner is not layer:

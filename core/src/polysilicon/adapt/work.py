@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from polysilicon.adapt.recording import Scenario
     from polysilicon.adapt.report import Kind
+    from polysilicon.layers.latent_attention import LatentAttention
     from polysilicon.layers.recurrent import Recurrent
 
 #: Where a module stands: its parent and its name there.
@@ -34,7 +35,7 @@ class Work:
     context: PagedContext = field(default_factory=PagedContext)
     recording: Recording = field(default_factory=Recording)
     rows: dict[str, Row] = field(default_factory=dict)
-    attention: dict[str, Attention] = field(default_factory=dict)
+    attention: dict[str, Attention | LatentAttention] = field(default_factory=dict)
     #: layers with a state: path of the mixer and what it calls → layer, in the model's order
     recurrent: dict[str, Recurrent] = field(default_factory=dict)
     #: Why the engine can't run the model; empty if it can.
