@@ -60,6 +60,7 @@ PROBLEMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("rms_norm_quant", {**_NORM, "format": "fp8_e4m3fn/group:128/float32"}),
     ("rms_norm_quant", {**_NORM, "format": "int8/token/float32"}),
     ("silu_and_mul_quant", {"width": 14336, "format": "fp8_e4m3fn/group:128/float32"}),
+    ("gated_delta_rule", {"key_heads": 16, "value_heads": 32, "head_size": 128}),
     ("sampling", {}),
 )
 DTYPES = ("bfloat16", "float16", "float32")

@@ -43,7 +43,7 @@ def _against(form: str = "triton", **facts: object) -> str | None:
     return record.supports(Problem(op="rms_norm_quant", dtype="bfloat16", facts=asked))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("op", ["rms_norm_quant", "silu_and_mul_quant"])
+@pytest.mark.parametrize("op", ["rms_norm_quant", "silu_and_mul_quant", "gated_delta_rule"])
 def test_a_device_without_the_compiler_says_so(op: str) -> None:
     given = explain(Problem(op=op, dtype="bfloat16"), device="cpu")
     reasons = {c.provided.record.name: c.reason for c in given.candidates}
@@ -78,6 +78,20 @@ def test_what_a_program_can_not_do_is_refused_with_the_reason(
 @pytest.mark.parametrize("format", ["int8/token/float32", "fp8_e4m3fn/group:128/float32"])
 def test_rows_in_whole_groups_and_native_formats_are_taken(format: str) -> None:
     assert _against(format=format) is None
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_state_walks_with_few_tokens_only_and_with_keys_that_fit() -> None:
+    (walk,) = (k for k in compiled.kernels(CHIP) if k.name == "gated_delta_rule.triton")
+
+    def against(**facts: int) -> str | None:
+        assert walk.supports is not None
+        return walk.supports(Problem(op=walk.op, dtype="bfloat16", facts=facts))
+
+    assert against(head_size=128) is None
+    assert against(head_size=512) == "head_size is 512: it holds states of up to 256"
+    assert "each key channel has its own" in (against(by_channel=True) or "")
+    assert walk.tokens == (1, 256)
 
 
 @pytest.mark.parametrize(

@@ -30,12 +30,15 @@ def _ran(*arguments: str, **environment: str) -> Any:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("op", OPS)
-def test_every_check_of_the_suite_passes_in_reference_mode(op: str) -> None:
+@pytest.mark.parametrize(
+    ("op", "least"),
+    [("rms_norm_quant", 300), ("silu_and_mul_quant", 300), ("gated_delta_rule", 60)],
+)
+def test_every_check_of_the_suite_passes_in_reference_mode(op: str, least: int) -> None:
     script = str(HERE / "reference_mode.py")
     checks, bad = _ran(script, f"{op}.helion", "bfloat16", HELION_INTERPRET="1")
     assert bad == []
-    assert checks > 300
+    assert checks > least
 
 
 @pytest.mark.parametrize("op", OPS)

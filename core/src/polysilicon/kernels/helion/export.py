@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-OPS = ("rms_norm_quant", "silu_and_mul_quant")
+OPS = ("rms_norm_quant", "silu_and_mul_quant", "gated_delta_rule")
 FOLDER = Path(__file__).parents[1] / "triton" / "exported"
 
 #: What Helion generates → what exported programs call. Nothing else may be left of its imports.
@@ -25,6 +25,7 @@ _CALLS = {
     "libdevice.nearbyint": "language.nearest",
     "triton_helpers.maximum": "language.maximum",
     "triton_helpers.minimum": "language.minimum",
+    "triton_helpers.div_floor_integer": "language.quotient",
     "helion_triton_helpers.max_propagate_nan": "language.max_propagate_nan",
     "_default_launcher": "language.launch",
 }
@@ -80,7 +81,7 @@ def _program(code: str, name: str, types: dict[str, str]) -> str:
     for constant in constants:
         text = re.sub(rf"\b{constant}\b", f"{constant}_{name}", text)
     text = text.replace("_helion_program", f"_{name}").replace("def program(", f"def {name}(")
-    return re.sub(r": (?:torch\.)?Tensor\b", "", text)
+    return re.sub(r": (?:(?:torch\.)?Tensor|hl\.constexpr)\b", "", text)
 
 
 def main(arguments: list[str]) -> Any:

@@ -38,6 +38,12 @@ def max_propagate_nan(x, axis: tl.constexpr):
 
 
 @triton.jit
+def quotient(a, b):
+    """a // b of whole numbers that are not negative."""
+    return a // b
+
+
+@triton.jit
 def nearest(x):
     """The nearest whole number of a float32 below 2**22, ties to even."""
     return (x + WHOLE) - WHOLE
