@@ -74,9 +74,13 @@ def file_of(chip: str) -> Path:
 def describe(chip: str) -> dict[str, Any]:
     """Everything that a change must not move unseen, for one chip, as JSON data."""
     device = find(chip)
+    record = as_dict(device)
+    if chip == "cpu":
+        # Of whatever machine this is: its memory, cores and instruction sets.
+        del record["memory_bytes"], record["facts"]
     layouts = [provided.record for provided in current_table().layouts[device.name]]
     return {
-        "device": as_dict(device)
+        "device": record
         | {
             "compile_default": device.compile_default,
             "compile_backend": device.compile_backend,
