@@ -98,7 +98,8 @@ def test_bandwidth_is_a_plausible_number() -> None:
 def test_the_command_prints_one_json_object_and_measures_every_side(folder: Path) -> None:
     from polysilicon.cli import build
 
-    arguments = ["bench", "cpu", "--quick", "--no-compiled", "--json", "--model", str(folder)]
+    options = ["--quick", "--no-compiled", "--only", "models", "--json", "--model", str(folder)]
+    arguments = ["bench", "cpu", *options]
     ran = CliRunner().invoke(build(), arguments)
     assert ran.exit_code == 0, ran.output
     data = json.loads(ran.stdout)

@@ -1,13 +1,21 @@
-"""`polysilicon bench cpu`: our engine next to Transformers, on the same weights, in one run."""
+"""`polysilicon bench cpu`: ours next to Transformers, on the same weights, in one run."""
 
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from polysilicon.commands.bench import bench
+
+
+class Only(StrEnum):
+    """What to measure."""
+
+    models = "models"
+    parts = "parts"
 
 
 def register(app: typer.Typer) -> None:
@@ -24,17 +32,27 @@ def cpu(
     compiled: Annotated[
         bool, typer.Option(help="Also compare both sides compiled; compiling takes minutes.")
     ] = True,
+    only: Annotated[
+        Only | None, typer.Option(help="Measure whole models, or parts of models, alone.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Measures decode, prefill and mixed requests against Transformers, and memory bandwidth."""
+    """Decode, prefill and mixed requests, mixers and experts: ours next to Transformers' own."""
     from rich.console import Console
 
     from polysilicon.bench import cpu as measured
+    from polysilicon.bench import parts
 
-    plan = measured.QUICK if quick else measured.Plan()
+    result, rows = None, []
     with Console(stderr=True).status("starting") as status:
-        result = measured.measure(model, plan=plan, compiled=compiled, say=status.update)
+        if only != Only.parts:
+            plan = measured.QUICK if quick else measured.Plan()
+            result = measured.measure(model, plan=plan, compiled=compiled, say=status.update)
+        if only != Only.models:
+            rows = parts.measure_parts(rounds=1 if quick else 11, say=status.update)
     if as_json:
-        typer.echo(json.dumps(result.as_dict()))
+        data = {"schema": 1} if result is None else result.as_dict()
+        typer.echo(json.dumps(data | {"parts": [row.as_dict() for row in rows]}))
         return
-    Console().print(result)
+    shown = [*([] if result is None else [result]), *([parts.table_of(rows)] if rows else [])]
+    Console().print(*shown, sep="\n")

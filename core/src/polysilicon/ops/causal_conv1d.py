@@ -38,10 +38,10 @@ def torch_kernel(
     out = torch.zeros_like(x)
     for group in groups(query_starts, state_slots, seen):
         past = group.load(state)
-        inputs = torch.cat((past, x[group.tokens].transpose(1, 2)), -1)
+        inputs = torch.cat((past, group.read(x).transpose(1, 2)), -1)
         y = F.conv1d(inputs, weight[:, None].to(x.dtype), bias, groups=x.shape[1])
-        out[group.tokens] = activations.torch_kernel(y, activation).transpose(1, 2)
-        state[group.slots] = inputs[..., group.tokens.shape[1] :]
+        group.write(out, activations.torch_kernel(y, activation).transpose(1, 2))
+        state[group.slots] = inputs[..., group.length :]
     return out
 
 

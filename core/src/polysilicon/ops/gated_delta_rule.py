@@ -47,7 +47,7 @@ def torch_kernel(
     """A triangular system inside a chunk, the state from chunk to chunk; all in float32."""
     out = torch.zeros_like(v)
     for group in groups(query_starts, state_slots, seen):
-        parts = [value[group.tokens].float().transpose(1, 2) for value in (q, k, v, g, beta)]
+        parts = [group.read(value).float().transpose(1, 2) for value in (q, k, v, g, beta)]
         if normalize:
             parts[:2] = (_unit(part) for part in parts[:2])
         repeat = v.shape[1] // k.shape[1]
@@ -56,13 +56,13 @@ def torch_kernel(
         held, ys = group.load(state), []
         # Decays by channel come between the numbers of every pair of keys: shorter chunks.
         length = chunk if g.dim() == 2 else min(chunk, _CHANNEL_CHUNK)
-        for start in range(0, group.tokens.shape[1], length):
+        for start in range(0, group.length, length):
             queries, keys, values, decays, betas = (
                 part[:, :, start : start + length] for part in parts
             )
             y, held = _chunk(queries, keys, values, decays, betas, held)
             ys.append(y)
-        out[group.tokens] = torch.cat(ys, 2).transpose(1, 2).to(v.dtype)
+        group.write(out, torch.cat(ys, 2).transpose(1, 2))
         state[group.slots] = held
     return out
 

@@ -44,16 +44,16 @@ def torch_kernel(
     step = F.softplus(step) if dt_softplus else step
     out = torch.zeros_like(x)
     for group in groups(query_starts, state_slots, seen):
-        parts = [value[group.tokens].float() for value in (x, step, b, c)]
+        parts = [group.read(value).float() for value in (x, step, b, c)]
         held, ys = group.load(state), []
-        for start in range(0, group.tokens.shape[1], chunk):
+        for start in range(0, group.length, chunk):
             rows, steps, keys, queries = (value[:, start : start + chunk] for value in parts)
             y, held = _chunk(rows, steps, keys, queries, a.float(), held)
             ys.append(y)
         y = torch.cat(ys, 1)
         if d is not None:
             y = y + d.float() * parts[0]
-        out[group.tokens] = y.to(x.dtype)
+        group.write(out, y)
         state[group.slots] = held
     return out
 

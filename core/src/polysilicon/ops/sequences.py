@@ -8,50 +8,94 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from torch import Tensor
 
     from polysilicon.ops.samples import Source
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Group:
     """Sequences of one length, which a kernel computes at once.
 
     Attributes:
+        length: tokens of each.
+        start: first of their tokens where they follow each other, else -1.
         tokens: int64 [sequences, length], rows of the packed tensors.
         slots: int64 [sequences], rows of the states.
         carried: bool [sequences], whether the state holds what came before.
     """
 
+    length: int
+    start: int
     tokens: Tensor
     slots: Tensor
     carried: Tensor
 
+    def read(self, packed: Tensor) -> Tensor:
+        """Their rows of [T, ...] as [sequences, length, ...]: a view where they are adjacent."""
+        if self.start < 0:
+            return packed[self.tokens]
+        rows = packed[self.start : self.start + self.tokens.numel()]
+        return rows.view(*self.tokens.shape, *packed.shape[1:])
+
+    def write(self, packed: Tensor, values: Tensor) -> None:
+        """Puts [sequences, length, ...] into their rows of [T, ...]."""
+        if self.start < 0:
+            packed[self.tokens] = values.to(packed.dtype)
+        else:
+            self.read(packed).copy_(values)
+
     def load(self, state: Tensor) -> Tensor:
-        """The sequences' states, zero for those that begin."""
+        """A copy of the sequences' states, zero for those that begin."""
         before = state[self.slots]
         shape = (-1,) + (1,) * (before.dim() - 1)
-        return before.masked_fill(~self.carried.view(shape), 0)
+        return before.masked_fill_(~self.carried.view(shape), 0)
 
 
-def groups(query_starts: Tensor, state_slots: Tensor, seen: Tensor) -> Iterator[Group]:
-    """The sequences that have tokens and a state, by length; see `layers.recurrent.Sequences`."""
-    starts, slots, before = query_starts.tolist(), state_slots.tolist(), seen.tolist()
+_last: tuple[object, list[Group]] | None = None
+
+
+def groups(query_starts: Tensor, state_slots: Tensor, seen: Tensor) -> list[Group]:
+    """The sequences that have tokens and a state, by length; see `layers.recurrent.Sequences`.
+
+    Every recurrent layer of a model asks for the same ones: the previous answer is given again
+    when the numbers are the same.
+    """
+    global _last
+    host = [x.cpu().numpy() for x in (query_starts, state_slots, seen)]
+    key = (*(x.tobytes() for x in host), query_starts.device)
+    last = _last
+    if last is None or last[0] != key:
+        starts, slots, before = (x.tolist() for x in host)
+        _last = last = (key, _grouped(starts, slots, before, query_starts.device))
+    return last[1]
+
+
+def _grouped(
+    starts: list[int], slots: list[int], before: list[int], device: torch.device
+) -> list[Group]:
     found: dict[int, list[int]] = {}
     for row, slot in enumerate(slots):
         length = starts[row + 1] - starts[row]
         if length and slot >= 0:
             found.setdefault(length, []).append(row)
-    device = query_starts.device
+    made: list[Group] = []
     for length, rows in found.items():
-        first = torch.tensor([starts[row] for row in rows], device=device)
-        yield Group(
-            tokens=first[:, None] + torch.arange(length, device=device),
-            slots=torch.tensor([slots[row] for row in rows], device=device),
-            carried=torch.tensor([before[row] > 0 for row in rows], device=device),
+        firsts = [starts[row] for row in rows]
+        adjacent = firsts == list(range(firsts[0], firsts[0] + length * len(rows), length))
+        where = torch.tensor(firsts, device=device)[:, None] + torch.arange(length, device=device)
+        made.append(
+            Group(
+                length=length,
+                start=firsts[0] if adjacent else -1,
+                tokens=where,
+                slots=torch.tensor([slots[row] for row in rows], device=device),
+                carried=torch.tensor([before[row] > 0 for row in rows], device=device),
+            )
         )
+    return made
 
 
 def walk(
