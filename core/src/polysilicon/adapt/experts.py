@@ -139,6 +139,8 @@ def _forms(candidate: Candidate) -> Iterator[dict[str, Any]]:
                 "names": (up, down, chosen[0] or "up_bias_", chosen[1] or "down_bias_"),
                 "gated": gated,
                 "transposed": transposed,
+                # More first matrices than second ones: the rest may be identities.
+                "identities": max(0, len(stacks[up]) - len(stacks[down])),
                 "top_k": top_k,
                 "arguments": names,
                 "places": places,

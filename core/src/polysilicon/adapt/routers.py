@@ -16,7 +16,7 @@ from polysilicon.adapt.probe import Unverified, first_verified, generator, relat
 from polysilicon.errors import AdaptError
 from polysilicon.layers.router import Router
 from polysilicon.ops.contract import tolerance
-from polysilicon.ops.moe_router import SCORINGS
+from polysilicon.ops.moe_router import AFTER, SCORINGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -211,7 +211,7 @@ def _settings(
         scales,
         (False, True),
     ):
-        if (scored and results.logits is None) or (scored and scoring == "softmax_after"):
+        if scored and (results.logits is None or scoring in AFTER):
             continue
         bias, correction = roles
         yield {

@@ -29,6 +29,8 @@ class Experts(Layer):
         alpha: 0 for activation(gate) · up, else gate · sigmoid(alpha · gate) · (up + 1) (GPT-OSS).
         limit: 0 for none, else gate ≤ limit and -limit ≤ up ≤ limit.
         transposed: see `up`.
+        identities: so many experts beyond those of `down` give their token back as it is
+            (LongCat-Flash, arXiv:2509.01322); `up` may hold rows for them, which are not read.
         top_k: experts of a token, for choosing the kernel; None where it is not known.
         names: parameter names of up, down and their biases, which are those of the model.
 
@@ -51,22 +53,27 @@ class Experts(Layer):
         alpha: float = 0.0,
         limit: float = 0.0,
         transposed: bool = False,
+        identities: int = 0,
         top_k: int | None = None,
         names: tuple[str, str, str, str] = ("up", "down", "up_bias", "down_bias"),
     ) -> None:
         super().__init__()
-        _check(up, down, up_bias, down_bias, gated, transposed)
+        if identities < 0:
+            raise ValueError(f"Experts: identities is {identities}, expected 0 or more")
+        _check(up, down, up_bias, down_bias, gated, transposed, identities)
         self.names = names
         for name, tensor in zip(names, (up, down, up_bias, down_bias), strict=True):
             if tensor is not None:
                 self.register_tensor(name, tensor)
         self.activation, self.gated, self.interleaved = canonical(activation), gated, interleaved
         self.alpha, self.limit, self.transposed = float(alpha), float(limit), transposed
-        self.top_k = top_k
+        self.identities, self.top_k = identities, top_k
         self.bind_kernel("experts", portable("experts"))
 
     def _stacked(self) -> tuple[Tensor, Tensor]:
         up, down = getattr(self, self.names[0]), getattr(self, self.names[1])
+        if self.identities:
+            up = up[: len(down)]
         return (up.transpose(1, 2), down.transpose(1, 2)) if self.transposed else (up, down)
 
     def problems(self) -> dict[str, Problem]:
@@ -85,11 +92,16 @@ class Experts(Layer):
         return {"experts": Problem(op="experts", dtype=dtype_name(down.dtype), facts=facts)}
 
     def forward(self, x: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
-        """[T, H], int64 [T, k] and [T, k] → [T, H] in the dtype of x; index E means no expert."""
+        """[T, H], int64 [T, k] and [T, k] → [T, H] in the dtype of x.
+
+        Of E stacked experts, indices from E on are the identities; the index after them means no
+        expert.
+        """
         up, down = self._stacked()
+        number = len(down)
         y: Tensor = self.experts(
             x,
-            indices,
+            indices.clamp(max=number) if self.identities else indices,
             weights,
             up,
             getattr(self, self.names[2], None),
@@ -101,7 +113,11 @@ class Experts(Layer):
             self.alpha,
             self.limit,
         )
-        return y
+        if not self.identities:
+            return y
+        same = (indices >= number) & (indices < number + self.identities)
+        share = (weights.float() * same).sum(-1, keepdim=True)
+        return (y.float() + share * x.float()).to(x.dtype)
 
     def extra_repr(self) -> str:
         number, hidden, width = self._stacked()[1].shape
@@ -115,6 +131,7 @@ def _check(
     down_bias: Tensor | None,
     gated: bool,
     transposed: bool,
+    identities: int,
 ) -> None:
     for name, tensor in (("up", up), ("down", down)):
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.dim() != 3:
@@ -124,6 +141,8 @@ def _check(
             )
     rows, columns = (2, 1) if transposed else (1, 2)
     number, hidden, width = up.shape[0], up.shape[columns], up.shape[rows]
+    if identities and number == down.shape[0] + identities:
+        number = down.shape[0]
     inner = width // 2 if gated else width
     if (down.shape[0], down.shape[rows], down.shape[columns]) != (number, hidden, inner):
         raise ValueError(

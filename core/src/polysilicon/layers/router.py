@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from polysilicon.layers.base import Layer, check_matrix, check_vector, dtype_name
 from polysilicon.ops import linear, moe_router
-from polysilicon.ops.moe_router import SCORINGS
+from polysilicon.ops.moe_router import AFTER, SCORINGS
 from polysilicon.records import Problem
 
 if TYPE_CHECKING:
@@ -134,8 +134,7 @@ class Router(Layer):
 
     def scores(self, logits: Tensor) -> Tensor:
         """The scores of all experts, as some models return them for the logits."""
-        scoring = "softmax" if self.scoring == "softmax_after" else self.scoring
-        return moe_router.scores(logits.float(), scoring)
+        return moe_router.scores(logits.float(), AFTER.get(self.scoring, self.scoring))
 
     def extra_repr(self) -> str:
         return f"{self.top_k} of {getattr(self, self.names[0]).shape[0]}, {self.scoring}"

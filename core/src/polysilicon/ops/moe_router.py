@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
     from polysilicon.records import Problem
 
-#: How logits become scores. `softmax_after` chooses by the logits and takes the softmax of those
-#: that were chosen.
-SCORINGS = ("softmax", "sigmoid", "sqrt_softplus", "softmax_after")
+#: Scorings that choose by the logits themselves, the correction added, and score only those chosen.
+AFTER = {"softmax_after": "softmax", "sigmoid_after": "sigmoid"}
+
+#: How logits become scores.
+SCORINGS = ("softmax", "sigmoid", "sqrt_softplus", *AFTER)
 
 #: What keeps a sum of weights that is zero from dividing, as the models have it.
 _LEAST = 1e-20
@@ -45,8 +47,8 @@ def torch_kernel(
         choice = grouped.masked_fill(closed[..., None], -torch.inf).flatten(-2)
     indices = choice.topk(top_k, dim=-1).indices
     weights = own.gather(-1, indices)
-    if scoring == "softmax_after":
-        weights = torch.softmax(weights, -1)
+    if scoring in AFTER:
+        weights = scores(weights, AFTER[scoring])
     if renormalize:
         weights = weights / (weights.sum(-1, keepdim=True) + _LEAST)
     return weights * scale, indices
@@ -74,8 +76,8 @@ def reference(
         allowed = [e for e in range(len(row)) if groups == 1 or e // size in best]
         picked = sorted(allowed, key=lambda e: -float(choice[e]))[:top_k]
         own = each[picked]
-        if scoring == "softmax_after":
-            own = torch.softmax(own, -1)
+        if scoring in AFTER:
+            own = scores(own, AFTER[scoring])
         if renormalize:
             own = own / (own.sum() + _LEAST)
         weights.append(own * scale)
@@ -97,7 +99,7 @@ def scores(logits: Tensor, scoring: str) -> Tensor:
         return torch.sigmoid(logits)
     if scoring == "sqrt_softplus":
         return F.softplus(logits).sqrt()
-    if scoring == "softmax_after":
+    if scoring in AFTER:
         return logits
     raise ValueError(f"scoring is {scoring!r}: expected one of {', '.join(SCORINGS)}")
 
@@ -133,6 +135,7 @@ def _samples(dtype: torch.dtype, device: torch.device) -> Iterator[Sample]:
     yield sample("groups by the best two", 6, 16, 4, group_top=2, bias=bias, **groups)
     yield sample("groups by the best", 6, 16, 4, group_top=1, bias=bias, **groups)
     yield sample("bias for the choice", 6, 16, 4, scoring="sigmoid", bias=bias)
+    yield sample("bias of logits", 6, 16, 4, scoring="sigmoid_after", bias=bias, renormalize=True)
 
 
 def _inputs(

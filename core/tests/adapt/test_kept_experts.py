@@ -1,0 +1,79 @@
+"""Routers and experts of unusual forms: replaced, equal, compiled in one graph, and undone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import polysilicon
+from polysilicon.adapt import tiny
+from polysilicon.adapt.coverage_probes import forward_logits, token_ids
+from polysilicon.layers import Experts, Router
+from polysilicon.ops import experts
+
+#: Experts that give the token back; scores of the chosen only, with a correction of the logits.
+MODELS = ("longcat_flash", "kolibri1")
+
+
+def build(name: str) -> Any:
+    return tiny.tiny_model(tiny.tiny_config(name), dtype=torch.float32)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_experts_are_replaced_and_the_logits_stay(name: str) -> None:
+    model = build(name)
+    with torch.no_grad():
+        before = forward_logits(model, input_ids=token_ids(model, 3))
+        keys = set(model.state_dict())
+        adapted = polysilicon.adapt(model)
+        after = forward_logits(model, input_ids=token_ids(model, 3))
+    assert not adapted.report.kept
+    assert "experts" in {row.kind for row in adapted.report.rows if row.status == "replaced"}
+    assert (after - before).abs().max() <= 1e-4 * before.abs().max()
+    assert set(model.state_dict()) == keys
+    adapted.undo()
+    with torch.no_grad():
+        assert torch.equal(forward_logits(model, input_ids=token_ids(model, 3)), before)
+
+
+def identities(rows: int) -> tuple[Experts, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    up, down = torch.randn(rows, 12, 16) / 4, torch.randn(4, 16, 6) / 4
+    return Experts(up, down, identities=2).eval(), up, down
+
+
+@pytest.mark.parametrize("rows", [4, 6])
+def test_identities_give_their_token_back(rows: int) -> None:
+    layer, up, down = identities(rows)
+    x, weights = torch.randn(5, 16), torch.rand(5, 2)
+    # Own experts; own and identity; identities; none; identity and none.
+    indices = torch.tensor([[0, 3], [2, 4], [5, 4], [6, 6], [5, 6]])
+    wide = [t.double() for t in (x, weights, up[:4], down)]
+    own = indices.clamp(max=4)
+    given = (wide[0], own, wide[1], wide[2], None, wide[3], None, "silu", True, False, 0.0, 0.0)
+    expected = experts.reference(*given)
+    for token, slot in ((1, 1), (2, 0), (2, 1), (4, 0)):
+        expected[token] += wide[1][token, slot] * wide[0][token]
+    y = layer(x, indices, weights)
+    assert torch.allclose(y.double(), expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(y[3], torch.zeros(16))
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert torch.allclose(compiled(x, indices, weights), y, rtol=1e-5, atol=1e-6)
+
+
+def test_identities_that_do_not_fit_the_stacks_are_refused() -> None:
+    with pytest.raises(ValueError, match="identities is -1"):
+        Experts(torch.randn(4, 12, 16), torch.randn(4, 16, 6), identities=-1)
+    with pytest.raises(ValueError, match="of each of 6 experts"):
+        Experts(torch.randn(6, 12, 16), torch.randn(4, 16, 6), identities=1)
+
+
+def test_a_correction_of_the_logits_changes_the_choice_and_no_weight() -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0, -1.0]])
+    correction = torch.tensor([0.0, 0.0, 0.0, 9.0])
+    router = Router(torch.eye(4), None, correction, top_k=2, scoring="sigmoid_after").eval()
+    _, weights, chosen = router(logits)
+    assert chosen.tolist() == [[3, 2]]
+    assert torch.allclose(weights, torch.sigmoid(torch.tensor([[-1.0, 2.0]])))
