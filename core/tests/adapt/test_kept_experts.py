@@ -10,11 +10,13 @@ import torch
 import polysilicon
 from polysilicon.adapt import tiny
 from polysilicon.adapt.coverage_probes import forward_logits, token_ids
+from polysilicon.adapt.dense_experts import EqualShares, ScoresLike
 from polysilicon.layers import Experts, Router
 from polysilicon.ops import experts
 
-#: Experts that give the token back; scores of the chosen only, with a correction of the logits.
-MODELS = ("longcat_flash", "kolibri1")
+#: Experts that give the token back; scores of the chosen only, with a correction of the logits;
+#: experts that all tokens run through, scaled by scores that are zero for those not chosen.
+MODELS = ("longcat_flash", "kolibri1", "llama4_text")
 
 
 def build(name: str) -> Any:
@@ -77,3 +79,32 @@ def test_a_correction_of_the_logits_changes_the_choice_and_no_weight() -> None:
     _, weights, chosen = router(logits)
     assert chosen.tolist() == [[3, 2]]
     assert torch.allclose(weights, torch.sigmoid(torch.tensor([[-1.0, 2.0]])))
+
+
+def test_rows_in_equal_shares_go_to_one_expert_each() -> None:
+    torch.manual_seed(1)
+    up, down = torch.randn(4, 12, 16) / 4, torch.randn(4, 16, 6) / 4
+    layer, x = EqualShares(up, down).eval(), torch.randn(12, 16)
+    gate, value = torch.einsum("etd,eid->eti", x.view(4, 3, 16), up).chunk(2, -1)
+    inner = torch.nn.functional.silu(gate) * value
+    expected = torch.einsum("eti,edi->etd", inner, down).reshape(12, 16)
+    assert torch.allclose(layer(x), expected, rtol=1e-5, atol=1e-5)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert torch.allclose(compiled(x), expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="11 rows for 4 experts"):
+        layer(x[:11])
+
+
+def test_scores_are_zero_where_nothing_was_chosen_even_when_all_saturate() -> None:
+    router = ScoresLike(torch.eye(4), top_k=2, scoring="sigmoid_after").eval()
+    scores, logits = router(torch.tensor([[100.0, 300.0, 200.0, -1.0]]))
+    assert scores.tolist() == [[0.0, 1.0, 1.0, 0.0]]
+    assert logits.tolist() == [[100.0, 300.0, 200.0, -1.0]]
+
+
+def test_a_router_of_all_scores_is_replaced_as_one_that_chooses_by_logits() -> None:
+    model = build("llama4_text")
+    polysilicon.adapt(model)
+    found = [module for module in model.modules() if isinstance(module, ScoresLike)]
+    assert found
+    assert {module.scoring for module in found} == {"sigmoid_after"}

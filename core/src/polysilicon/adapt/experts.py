@@ -111,13 +111,17 @@ def recognise_experts(candidate: Candidate) -> tuple[Layer, float]:
 
 
 def _forms(candidate: Candidate) -> Iterator[dict[str, Any]]:
-    module, seen = candidate.module, candidate.call
-    places = _arguments(candidate)
+    seen, places = candidate.call, _arguments(candidate)
     assert seen is not None  # may_be_experts was asked
     assert places is not None
     values = (*seen.args, *seen.kwargs.values())
-    hidden, top_k = values[0].shape[1], values[1].shape[1]
     names = _argument_names(candidate)
+    for form in stack_forms(candidate.module, values[0].shape[1], top_k=values[1].shape[1]):
+        yield {**form, "arguments": names, "places": places}
+
+
+def stack_forms(module: torch.nn.Module, hidden: int, *, top_k: int) -> Iterator[dict[str, Any]]:
+    """Arguments of Experts (and `tensors`) for every reading of the module's two stacks."""
     own = structure.parameters(module)
     stacks = {name: value for name, value in own.items() if value.dim() == 3}
     biases = {name: value for name, value in own.items() if value.dim() == 2}
@@ -142,8 +146,6 @@ def _forms(candidate: Candidate) -> Iterator[dict[str, Any]]:
                 # More first matrices than second ones: the rest may be identities.
                 "identities": max(0, len(stacks[up]) - len(stacks[down])),
                 "top_k": top_k,
-                "arguments": names,
-                "places": places,
                 **rule,
             }
 
@@ -172,7 +174,7 @@ def _rules(module: torch.nn.Module, gated: bool) -> Iterator[dict[str, Any]]:
         yield {"activation": kind}
     if not gated:
         return
-    numbers = _positive(module)
+    numbers = positive(module)
     for interleaved in (True, False):
         for kind in kinds:
             if interleaved:
@@ -183,7 +185,7 @@ def _rules(module: torch.nn.Module, gated: bool) -> Iterator[dict[str, Any]]:
             yield {"interleaved": interleaved, "alpha": alpha, "limit": limit}
 
 
-def _positive(module: torch.nn.Module) -> list[float]:
+def positive(module: torch.nn.Module) -> list[float]:
     """The module's numbers that may be a clamp or a factor."""
     return [number for number in structure.numbers(module) if number > 0]
 
@@ -220,7 +222,7 @@ def _probes(candidate: Candidate, up: Tensor) -> Iterator[Inputs]:
     values = (*candidate.call.args, *candidate.call.kwargs.values())
     hidden, top_k = values[0].shape[1], values[1].shape[1]
     source, experts = generator(4), up.shape[0]
-    usual = (*_SIZES, *_past_limits(up, hidden, _positive(candidate.module), dtype))
+    usual = (*_SIZES, *past_limits(up, hidden, positive(candidate.module), dtype))
     for tokens in (max(2 * experts + 3, 2 * len(usual)), 1):
         sizes = torch.tensor(usual).repeat(tokens)[:tokens, None]
         x = torch.randn(tokens, hidden, generator=source) * sizes
@@ -232,7 +234,7 @@ def _probes(candidate: Candidate, up: Tensor) -> Iterator[Inputs]:
         yield call(*(placed[i].to(up.device) for i in range(3)))
 
 
-def _past_limits(
+def past_limits(
     up: Tensor, hidden: int, numbers: list[float], dtype: torch.dtype
 ) -> Iterator[float]:
     """Sizes of hidden states that drive gate and up past each number, if that were a limit.

@@ -7,11 +7,21 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from polysilicon.adapt import activations, experts, linears, mlps, norms, rotary, routers
+from polysilicon.adapt import (
+    activations,
+    dense_experts,
+    experts,
+    linears,
+    mlps,
+    norms,
+    rotary,
+    routers,
+)
 from polysilicon.adapt.probe import Unverified
 from polysilicon.adapt.structure import Candidate, is_leaf, label, obstacle, parameters
 from polysilicon.layers.quantized_experts import QuantizedExperts
 from polysilicon.layers.quantized_weight import QuantizedLayer
+from polysilicon.layers.router import Router
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -112,12 +122,20 @@ def replace_experts(work: Work) -> None:
         candidate = work.candidate(path, module)
         if routers.may_be_router(candidate):
             _try(work, candidate, "experts", routers.recognise_router)
-        elif experts.may_be_experts(candidate) and _try(
-            work, candidate, "experts", experts.recognise_experts
-        ):
-            _inside(work, path)
-    if any(isinstance(module, routers.RouterLike) for module in work.model.modules()):
+        elif dense_experts.may_be_scores(candidate):
+            _try(work, candidate, "experts", dense_experts.recognise_scores)
+        else:
+            recognise = _experts(candidate)
+            if recognise is not None and _try(work, candidate, "experts", recognise):
+                _inside(work, path)
+    if any(isinstance(module, Router) for module in work.model.modules()):
         work.surgery.before_forward(work.model, routers.refuse_logits)
+
+
+def _experts(candidate: Candidate) -> Recogniser | None:
+    if experts.may_be_experts(candidate):
+        return experts.recognise_experts
+    return dense_experts.recognise_shares if dense_experts.may_be_shares(candidate) else None
 
 
 def replace_mlps(work: Work) -> None:
