@@ -40,6 +40,22 @@ def test_experts_are_replaced_and_the_logits_stay(name: str) -> None:
         assert torch.equal(forward_logits(model, input_ids=token_ids(model, 3)), before)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_the_forward_is_one_graph(name: str) -> None:
+    model = build(name)
+    polysilicon.adapt(model)
+    ids, positions = token_ids(model, 1), torch.arange(token_ids(model, 1).shape[1])[None]
+
+    def forward(ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = model(input_ids=ids, position_ids=positions, use_cache=False).logits
+        return logits
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        found = torch._dynamo.explain(forward)(ids, positions)
+    assert (found.graph_break_count, found.graph_count) == (0, 1), found.break_reasons
+
+
 def identities(rows: int) -> tuple[Experts, torch.Tensor, torch.Tensor]:
     torch.manual_seed(0)
     up, down = torch.randn(rows, 12, 16) / 4, torch.randn(4, 16, 6) / 4
