@@ -73,8 +73,10 @@ def test_a_clamp_that_usual_inputs_never_reach_is_kept() -> None:
     assert (type(ours) is type(theirs), ours.limit) == (False, theirs.limit)
 
 
-def test_a_correction_that_was_zero_when_adapted_keeps_its_role() -> None:
-    model = as_initialised("deepseek_v3")
+# In the router itself, and in a child of it.
+@pytest.mark.parametrize("name", ["deepseek_v3", "ernie4_5_moe"])
+def test_a_correction_that_was_zero_when_adapted_keeps_its_role(name: str) -> None:
+    model = as_initialised(name)
     twin = copy.deepcopy(model)
     polysilicon.adapt(model)
     loaded = model.state_dict()

@@ -15,8 +15,9 @@ from polysilicon.layers import Experts, Router
 from polysilicon.ops import experts
 
 #: Experts that give the token back; scores of the chosen only, with a correction of the logits;
-#: experts that all tokens run through, scaled by scores that are zero for those not chosen.
-MODELS = ("longcat_flash", "kolibri1", "llama4_text")
+#: experts that all tokens run through, scaled by scores that are zero for those not chosen;
+#: a router whose correction lies in a child.
+MODELS = ("longcat_flash", "kolibri1", "llama4_text", "ernie4_5_moe")
 
 
 def build(name: str) -> Any:

@@ -121,7 +121,8 @@ def replace_experts(work: Work) -> None:
             continue
         candidate = work.candidate(path, module)
         if routers.may_be_router(candidate):
-            _try(work, candidate, "experts", routers.recognise_router)
+            if _try(work, candidate, "experts", routers.recognise_router):
+                _holding(work, path)
         elif dense_experts.may_be_scores(candidate):
             _try(work, candidate, "experts", dense_experts.recognise_scores)
         else:
@@ -130,6 +131,15 @@ def replace_experts(work: Work) -> None:
                 _inside(work, path)
     if any(isinstance(module, Router) for module in work.model.modules()):
         work.surgery.before_forward(work.model, routers.refuse_logits)
+
+
+def _holding(work: Work, path: str) -> None:
+    """The child that holds a router's correction is read by the router, and never called."""
+    router = work.model.get_submodule(path)
+    held = f"{path}.{router.held}"
+    if router.held and held in work.rows:
+        whole = work.rows[path]
+        work.rows[held] = dataclasses.replace(whole, path=held)
 
 
 def _experts(candidate: Candidate) -> Recogniser | None:

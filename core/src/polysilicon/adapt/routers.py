@@ -46,8 +46,12 @@ class RouterLike(Router):
         results: places of logits, weights and experts in the tuple; None for no logits.
         dtypes: of the logits and the weights; None for no logits.
         scored: gives scores where others give logits.
+        held: name and module of a child that holds the correction, as its only tensor.
         settings: see Router.
     """
+
+    #: name of the child that holds the correction; empty for none
+    held: str = ""
 
     def __init__(
         self,
@@ -55,10 +59,20 @@ class RouterLike(Router):
         results: tuple[int | None, int, int],
         dtypes: tuple[torch.dtype | None, torch.dtype],
         scored: bool,
+        held: tuple[str, torch.nn.Module] | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(*tensors, **settings)
+        if held:
+            self.held = held[0]
+            self.add_module(*held)
         self.results, self.dtypes, self.scored = results, dtypes, scored
+
+    def _tensor(self, index: int) -> Tensor | None:
+        if index < 2 or not self.held:
+            return super()._tensor(index)
+        (correction,) = structure.tensors(self.get_submodule(self.held)).values()
+        return correction.flatten()
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         """What the model's router returns; the argument after x, if any, is the correction."""
@@ -90,16 +104,30 @@ def refuse_logits(model: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> 
 
 
 def may_be_router(candidate: Candidate) -> bool:
-    """A leaf with a matrix [experts, hidden] whose recorded result names experts."""
+    """A matrix [experts, hidden] and a recorded result that names experts.
+
+    A leaf, or with one child that holds nothing but the correction.
+    """
     return _matrix(candidate) is not None and _results(candidate) is not None
 
 
 def _matrix(candidate: Candidate) -> tuple[str, Tensor] | None:
-    if not structure.is_leaf(candidate.module):
-        return None
     own = structure.parameters(candidate.module)
     found = [(name, value) for name, value in own.items() if value.dim() == 2]
-    return found[0] if len(found) == 1 else None
+    if len(found) != 1:
+        return None
+    fits = structure.is_leaf(candidate.module) or _held(candidate.module, len(found[0][1]))
+    return found[0] if fits else None
+
+
+def _held(module: torch.nn.Module, experts: int) -> dict[str, Tensor]:
+    """Name of the only child and the numbers, one for each expert, that are all it holds."""
+    children = list(module.named_children())
+    if len(children) != 1 or not structure.is_leaf(children[0][1]):
+        return {}
+    inside = list(structure.tensors(children[0][1]).values())
+    fits = len(inside) == 1 and inside[0].numel() == inside[0].shape[-1] == experts
+    return {children[0][0]: inside[0]} if fits else {}
 
 
 def _results(candidate: Candidate) -> _Results | None:
@@ -147,10 +175,11 @@ def recognise_router(candidate: Candidate) -> tuple[Layer, float]:
 
 
 def _vectors(candidate: Candidate, experts: int) -> dict[str, Tensor]:
-    """The module's own vectors of one number for each expert."""
-    module = candidate.module
-    held = {**structure.parameters(module), **structure.buffers(module)}
-    return {name: value for name, value in held.items() if value.shape == (experts,)}
+    """The module's vectors of one number for each expert: its own, and that of its child."""
+    own = structure.tensors(candidate.module).items()
+    return {name: value for name, value in own if value.shape == (experts,)} | _held(
+        candidate.module, experts
+    )
 
 
 @contextmanager
@@ -194,9 +223,8 @@ def _settings(
     """Every way to choose that the module's tensors and numbers allow, the plainest first."""
     module, (name, weight) = candidate.module, matrix
     experts, top_k = weight.shape[0], seen[results.indices].shape[1]
-    held = {**structure.parameters(module), **structure.buffers(module)}
-    vectors = _vectors(candidate, experts)
-    if len(held) - 1 != len(vectors) or len(vectors) > 2:
+    vectors, child = _vectors(candidate, experts), _held(module, experts)
+    if len(structure.tensors(module)) + len(child) - 1 != len(vectors) or len(vectors) > 2:
         return
     numbers = structure.numbers(module)
     scales = dict.fromkeys([1.0, *(n for n in numbers if n > 0)])
@@ -214,9 +242,17 @@ def _settings(
         if scored and (results.logits is None or scoring in AFTER):
             continue
         bias, correction = roles
+        if bias in child:
+            continue
+        holds = correction in child
         yield {
-            "tensors": (weight, vectors.get(bias), vectors.get(correction)),
-            "names": (name, bias or "bias_", correction or "correction_"),
+            "tensors": (weight, vectors.get(bias), None if holds else vectors.get(correction)),
+            "names": (
+                name,
+                bias or "bias_",
+                "correction_" if holds else correction or "correction_",
+            ),
+            "held": (correction, module.get_submodule(correction)) if holds else None,
             "top_k": top_k,
             "scoring": scoring,
             "groups": group[0],

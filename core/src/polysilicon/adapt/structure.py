@@ -60,6 +60,11 @@ def buffers(module: nn.Module) -> dict[str, Tensor]:
     return {name: value for name, value in module._buffers.items() if value is not None}
 
 
+def tensors(module: nn.Module) -> dict[str, Tensor]:
+    """The module's own parameters and buffers."""
+    return {**parameters(module), **buffers(module)}
+
+
 def numbers(module: nn.Module) -> list[float]:
     """Plain numbers among the attributes, and the values of one-element buffers."""
     found = [
