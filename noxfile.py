@@ -375,7 +375,7 @@ def demo(session: nox.Session) -> None:
 def coverage(session: nox.Session) -> None:
     """Every causal-LM architecture of the installed Transformers through adapt(), 4 minutes."""
     install(session, "-e", "core[models]")
-    limits = ("--min-adapted", "40", "--max-failed", "20")
+    limits = ("--min-adapted", "75", "--max-failed", "10")
     session.run("polysilicon", "coverage", *(session.posargs or limits), env=ENV)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -379,6 +380,16 @@ def test_weights_that_are_not_as_the_config_says_are_refused(
     _written(tmp_path, CASES[name])
     edit_config(tmp_path, quantization_config={**CASES[name].config, **changes})
     with pytest.raises(LoadError, match=message):
+        load(tmp_path)
+
+
+def test_an_order_that_the_checkpoint_does_not_hold_is_refused(tmp_path: Path) -> None:
+    _written(tmp_path, CASES["W4A16"])
+    config = copy.deepcopy(dict(CASES["W4A16"].config))
+    for group in config["config_groups"].values():
+        group["weights"]["actorder"] = "group"
+    edit_config(tmp_path, quantization_config=config)
+    with pytest.raises(LoadError, match=r"down_proj.* grouped by a g_idx .* has none for it"):
         load(tmp_path)
 
 

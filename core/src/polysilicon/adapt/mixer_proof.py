@@ -58,7 +58,7 @@ def prove(function: Callable[..., Any], kind: type[StandIn], given: Mapping[str,
     reduction = 16 * max(stand_in.layer.state_shape())
     theirs, ours = _observed(function), _observed(stand_in)
     error = verify(theirs, ours, probes, dtype=torch.float32, reduction=reduction)
-    dtype = _dtype(given)
+    dtype = dtype_of(given)
     if dtype != torch.float32:
         _prove_short(function, kind, given, dtype)
     return error
@@ -91,7 +91,8 @@ def _observed(run: Callable[..., Any]) -> Callable[..., Any]:
     return observed
 
 
-def _dtype(given: Mapping[str, Any]) -> torch.dtype:
+def dtype_of(given: Mapping[str, Any]) -> torch.dtype:
+    """Dtype of the activations, which may be wider than the model's."""
     first = next(given[name] for name in given if name in _TOKENS)
     dtype: torch.dtype = first.dtype
     return dtype

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from polysilicon.adapt import structure
-from polysilicon.adapt.mixer_proof import FINAL, INITIAL, bound_arguments, prove
+from polysilicon.adapt.mixer_proof import FINAL, INITIAL, bound_arguments, dtype_of, prove
 from polysilicon.adapt.probe import Unverified
 from polysilicon.adapt.rebinding import Rebound, global_functions, innermost
 from polysilicon.adapt.report import Row
@@ -108,7 +108,7 @@ def _stand_in(
 ) -> tuple[StandIn, float]:
     """Our layer for all calls of one function by one mixer, and the error of its proof."""
     every = [bound_arguments(function, one) for one in calls]
-    made = [kind.build(given, work.dtype, path, work.context) for given in every]
+    made = [kind.build(given, dtype_of(given), path, work.context) for given in every]
     facts = [_facts(function, one, given) for one, given in zip(made, every, strict=True)]
     if any(one != facts[0] for one in facts):
         raise Unverified("it is called in several ways")

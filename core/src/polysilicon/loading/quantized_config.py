@@ -26,12 +26,14 @@ class Scheme:
         granularity: as formats spell it; empty where the shape of the scales tells.
         zeros: whether zero points are stored.
         activation: format in which the input is multiplied; empty for the input as it is.
+        ordered: whether groups are told by a g_idx, which must be there then.
     """
 
     code: str
     granularity: str
     zeros: bool = False
     activation: str = ""
+    ordered: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +130,12 @@ def _gptq_override(fields: _Fields, packing: str, pattern: str, changes: Any) ->
 def _gptq_scheme(fields: _Fields, packing: str) -> Scheme:
     bits = fields.among("bits", (4, 8))
     granularity = _groups(fields, "group_size")
-    return Scheme(code=f"int{bits}.{packing}", granularity=granularity, zeros=True)
+    return Scheme(
+        code=f"int{bits}.{packing}",
+        granularity=granularity,
+        zeros=True,
+        ordered=bool(fields.get("desc_act")) and granularity != "channel",
+    )
 
 
 def _groups(fields: _Fields, name: str) -> str:
@@ -238,8 +245,11 @@ def _compressed_scheme(fields: _Fields, group: _Fields) -> Scheme:
         weights.among("num_bits", (8,))
         weights.among("symmetric", (True,), True)
         code = "int8" if kind == "int" else "fp8_e4m3fn"
+    orders = (None, False, "weight", "static", True, "group", "dynamic")
+    ordered = weights.among("actorder", orders) in (True, "group", "dynamic")
     return Scheme(
         code=code,
+        ordered=ordered,
         granularity=_strategy(weights, packed=layout == "pack-quantized"),
         zeros=not symmetric,
         activation=_input_scheme(group),

@@ -135,6 +135,11 @@ def _weight(folder: Path, name: str, parts: dict[str, Part], quantization: Quant
     if "weight" not in parts:
         names = "/".join(formats.CODES[scheme.code].names["weight"])
         raise LoadError(f"{folder}: {parts['scale'].full} has no {names} beside it: fetch it again")
+    if scheme.ordered and "g_idx" not in parts:
+        raise LoadError(
+            f"{folder}: config.json says that the inputs of {name} are grouped by a g_idx "
+            "(desc_act, actorder) and the checkpoint has none for it: fetch it again"
+        )
     try:
         stored = _format(scheme, parts)
     except RecordError as error:

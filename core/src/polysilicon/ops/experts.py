@@ -5,6 +5,7 @@ T tokens of width H, E experts of inner width I, k experts a token. No token is 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,12 +13,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polysilicon.ops import activation as activations
-from polysilicon.ops import moe_permute
+from polysilicon.ops import linear, moe_permute
 from polysilicon.ops.contract import Op, Sample
 from polysilicon.ops.samples import TOKENS, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from polysilicon.records import Problem
 
@@ -37,7 +38,43 @@ def torch_kernel(
     limit: float,  # 0: none, else gate ≤ limit and -limit ≤ up ≤ limit
 ) -> Tensor:  # [T, H]
     """Tokens sorted by expert, two products for each expert that has any, summed in float32."""
-    order, ends = moe_permute.torch_kernel(indices, len(up))
+    between = partial(_between, rule=(activation, gated, interleaved, alpha, limit))
+    return _sorted(x, indices, weights, (up, up_bias), (down, down_bias), between, F.linear)
+
+
+def torch_skinny_kernel(
+    x: Tensor,
+    indices: Tensor,
+    weights: Tensor,
+    up: Tensor,
+    up_bias: Tensor | None,
+    down: Tensor,
+    down_bias: Tensor | None,
+    activation: str,
+    gated: bool,
+    interleaved: bool,
+    alpha: float,
+    limit: float,
+) -> Tensor:
+    """The same, with products that read a weight with all cores where an expert has few tokens."""
+    between = partial(_between, rule=(activation, gated, interleaved, alpha, limit))
+    return _sorted(x, indices, weights, (up, up_bias), (down, down_bias), between, _few_rows)
+
+
+#: Stacked weights [E, out, in] and biases [E, out] of one product.
+_Stack = tuple[Tensor, "Tensor | None"]
+
+
+def _sorted(
+    x: Tensor,
+    indices: Tensor,
+    weights: Tensor,
+    up: _Stack,
+    down: _Stack,
+    between: Callable[[Tensor], Tensor],
+    product: Callable[[Tensor, Tensor, Tensor | None], Tensor],
+) -> Tensor:
+    order, ends = moe_permute.torch_kernel(indices, len(up[0]))
     tokens = order // max(1, indices.shape[1])
     factors = weights.reshape(-1)[order].float()[:, None]
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
@@ -46,12 +83,26 @@ def torch_kernel(
         if start == end:
             continue
         rows = slice(start, end)
-        inner = F.linear(x[tokens[rows]], up[expert], _row(up_bias, expert))
-        inner = activated(inner, activation, gated, interleaved, alpha, limit)
-        y = F.linear(inner, down[expert], _row(down_bias, expert))
+        inner = between(product(x[tokens[rows]], up[0][expert], _row(up[1], expert)))
+        y = product(inner, down[0][expert], _row(down[1], expert))
         out.index_add_(0, tokens[rows], y.float() * factors[rows])
         start = end
     return out.to(x.dtype)
+
+
+def _between(x: Tensor, rule: tuple[str, bool, bool, float, float]) -> Tensor:
+    return activated(x, *rule)
+
+
+def _few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    # Transposed stacks have no rows to group.
+    if x.shape[0] <= FEW and weight.is_contiguous():
+        return linear.torch_skinny_kernel(x, weight, bias)
+    return F.linear(x, weight, bias)
+
+
+#: Tokens of an expert up to which PyTorch's product would run at a fraction of the memory's speed.
+FEW = 4
 
 
 def _row(bias: Tensor | None, expert: int) -> Tensor | None:
