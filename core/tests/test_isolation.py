@@ -27,7 +27,8 @@ _WORD = re.compile(rf"(?:^|[^a-z0-9])({'|'.join(VENDORS.split())})(?:$|[^a-z0-9]
 #: What only these folders may import.
 HOMES = {
     "vllm": ("integrations/vllm",),
-    "transformers": ("adapt", "engine", "loading", "bench/cpu"),  # which it is measured against
+    # The benchmarks measure against it.
+    "transformers": ("adapt", "engine", "loading", "bench/cpu", "bench/parts"),
     "gguf": ("loading",),
     "pluggy": ("plugins.py", "hookspecs.py", "api.py", "bench/dispatch.py"),
 }
